@@ -10,6 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use clap::Subcommand;
 use serde_json::{Value as Json, json};
 use torpor_seal::keys::{AgeIdentity, Certificate, Error, Identity, Recipient, Trust};
+use torpor_seal::sign::scheme_of;
 use zeroize::Zeroizing;
 
 use crate::failure::Failure;
@@ -112,10 +113,14 @@ fn described(key: &str, trust: &Trust) -> Result<(Vec<String>, bool), Failure> {
     let unknown = match Identity::load(key) {
         Ok(identities) => {
             let lines = identities.iter().map(|id| format!("opens {} {}", id.kind(), id.name()));
-            return Ok((lines.collect(), true));
+            // Those of P-256, for one, do both.
+            return Ok((lines.chain(signs(key)).collect(), true));
         }
         Err(error) => error,
     };
+    if let Some(signs) = signs(key) {
+        return Ok((vec![signs], true));
+    }
     if let Ok(recipients) = Recipient::parse(key) {
         let mut all = (Vec::new(), true);
         for recipient in recipients {
@@ -135,6 +140,13 @@ fn described(key: &str, trust: &Trust) -> Result<(Vec<String>, bool), Failure> {
         }
         Err(_) => Err(unknown.into()),
     }
+}
+
+/// That the private key in a file signs, if it does. A pipe can be read once, and was.
+fn signs(key: &str) -> Option<String> {
+    let path = Path::new(key);
+    let scheme = path.is_file().then(|| scheme_of(path).ok())???;
+    Some(format!("signs {scheme}"))
 }
 
 fn certificate_lines(certificate: &Certificate) -> Vec<String> {

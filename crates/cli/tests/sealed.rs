@@ -468,6 +468,25 @@ fn keys_are_made_once_for_their_owner() {
 }
 
 #[test]
+fn what_private_keys_are_good_for_is_shown() {
+    for (key, opens, signs) in [
+        ("ed25519.key", false, Some("ed25519")),
+        ("x25519.key", true, None),
+        ("p256.key", true, Some("ecdsa-p256-sha256")),
+        ("p384.key", true, Some("ecdsa-p384-sha384")),
+        ("rsa.key", true, Some("rsa-pss-sha256")),
+    ] {
+        let output = torpor(&["key", "inspect", &fixture(key)]);
+        let shown = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{key}: {shown}");
+        let lines: Vec<&str> = shown.lines().skip(1).map(str::trim).collect();
+        assert_eq!(lines.iter().any(|line| line.starts_with("opens ")), opens, "{key}: {shown}");
+        let found = lines.iter().find_map(|line| line.strip_prefix("signs "));
+        assert_eq!(found, signs, "{key}: {shown}");
+    }
+}
+
+#[test]
 fn images_are_shown_to_who_has_the_key() {
     are_shown(&[]);
     are_shown(&["--compress", "zstd"]);

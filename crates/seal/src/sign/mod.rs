@@ -74,6 +74,15 @@ enum SigningKey {
     Rsa(RsaKeyPair),
 }
 
+/// How the private key in a file signs, as [`Signature::scheme`] names it; none if it cannot.
+///
+/// # Errors
+/// If there is no private key in the file.
+pub fn scheme_of(key: &Path) -> Result<Option<&'static str>> {
+    let der = keys::private_key(key)?;
+    Ok(SigningKey::new(&der).map(|key| key.scheme().name()))
+}
+
 /// Signs with a private key, in the name of a certificate.
 #[derive(Debug)]
 pub struct Signer {
@@ -110,9 +119,9 @@ impl Signer {
     /// # Errors
     /// If the cipher library fails.
     pub fn sign(&self, bytes: &[u8]) -> Result<Signature> {
-        let (scheme, value) = self.key.sign(&message(bytes))?;
+        let value = self.key.sign(&message(bytes))?;
         let chain = self.certificate.chain().iter().map(|der| der.to_vec()).collect();
-        Ok(Signature { scheme: scheme.name().into(), chain, value })
+        Ok(Signature { scheme: self.key.scheme().name().into(), chain, value })
     }
 
     /// Whose certificate it is.
@@ -147,18 +156,24 @@ impl SigningKey {
         RsaKeyPair::from_pkcs8(bytes).ok().map(Self::Rsa)
     }
 
-    fn sign(&self, message: &[u8]) -> Result<(Scheme, Vec<u8>)> {
+    fn scheme(&self) -> Scheme {
+        match self {
+            Self::Ed25519(_) => Scheme::Ed25519,
+            Self::Ecdsa(scheme, _) => *scheme,
+            Self::Rsa(_) => Scheme::RsaPss,
+        }
+    }
+
+    fn sign(&self, message: &[u8]) -> Result<Vec<u8>> {
         let failed = |_| Error::Cipher { what: "signing" };
         let random = SystemRandom::new();
         Ok(match self {
-            Self::Ed25519(pair) => (Scheme::Ed25519, pair.sign(message).as_ref().to_vec()),
-            Self::Ecdsa(scheme, pair) => {
-                (*scheme, pair.sign(&random, message).map_err(failed)?.as_ref().to_vec())
-            }
+            Self::Ed25519(pair) => pair.sign(message).as_ref().to_vec(),
+            Self::Ecdsa(_, pair) => pair.sign(&random, message).map_err(failed)?.as_ref().to_vec(),
             Self::Rsa(pair) => {
                 let mut value = vec![0; pair.public_modulus_len()];
                 pair.sign(&RSA_PSS_SHA256, &random, message, &mut value).map_err(failed)?;
-                (Scheme::RsaPss, value)
+                value
             }
         })
     }
