@@ -253,7 +253,7 @@ pub fn read(path: &Path) -> Result<Config, ConfigError> {
     }
     let text = std::fs::read_to_string(path).map_err(|e| ConfigError::Read(path.into(), e))?;
     let config: Config = serde_saphyr::from_str(&text)
-        .map_err(|e| ConfigError::Syntax(path.into(), e.to_string()))?;
+        .map_err(|e| ConfigError::Syntax(path.into(), e.without_snippet().to_string()))?;
     check(&config)?;
     Ok(config)
 }
@@ -463,6 +463,13 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
         read(file.path()).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn a_mistake_is_told_in_one_line() {
+        let said = parse("runs: 3\nwarmups: 1\n").unwrap_err();
+        assert!(said.contains("line 2") && said.contains("`warmups`"), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
     }
 
     #[test]
