@@ -399,7 +399,8 @@ pub fn write_manual(dir: &Path) -> io::Result<()> {
     for sub in root.get_subcommands() {
         let name = format!("torpor-{}", sub.get_name());
         write_page(sub, &name, "1", dir)?;
-        for inner in sub.get_subcommands() {
+        // What the program calls itself by is nobody's to call.
+        for inner in sub.get_subcommands().filter(|inner| !inner.is_hide_set()) {
             write_page(inner, &format!("{name}-{}", inner.get_name()), "1", dir)?;
         }
     }

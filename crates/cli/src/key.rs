@@ -15,6 +15,12 @@ use zeroize::Zeroizing;
 
 use crate::failure::Failure;
 
+/// How `torpor key generate` is used.
+const EXAMPLES: &str = "Examples:
+  torpor key generate checkpoints.key
+  torpor dump --tree 1234 --images-dir checkpoint --recipient age1...
+  torpor restore --images-dir checkpoint --identity checkpoints.key";
+
 /// The subcommands of `torpor key`.
 #[derive(Debug, Subcommand)]
 pub enum KeyCommand {
@@ -22,6 +28,7 @@ pub enum KeyCommand {
     ///
     /// The file is one of age: an X25519 key, for the owner of the file only. Seal images
     /// with --recipient and what is printed, and open them with --identity FILE.
+    #[command(after_help = EXAMPLES)]
     Generate {
         /// The file to write; one that is there already is left alone
         file: PathBuf,

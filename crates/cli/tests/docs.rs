@@ -89,10 +89,17 @@ fn page() -> String {
     for info in Command::all() {
         writeln!(out, "| `{}` | {} |", info.words.join(" "), cell(info.long_about)).unwrap();
     }
-    out.push_str(
-        "\nOnly under the name `torpor`: `image` (look into images: `show`, `info`, `encode`, `ps`, \
-         `fds`, `mems`, `plan`, `audit`),\n`completion SHELL`, `man DIR`, `help COMMAND`.\n",
-    );
+    out.push_str("\nOnly under the name `torpor`, with options of their own, which `torpor help COMMAND` tells:\n\n");
+    out.push_str("| command | | its commands |\n|---|---|---|\n");
+    let all = torpor_cli::help::tree(torpor_cli::program::Name::Torpor);
+    let is_engines = |name: &str| Command::all().iter().any(|info| info.words[0] == name);
+    for own in all.get_subcommands().filter(|own| !is_engines(own.get_name())) {
+        let inner = own.get_subcommands().filter(|inner| !inner.is_hide_set());
+        let inner: Vec<_> = inner.map(|inner| format!("`{}`", inner.get_name())).collect();
+        let about = own.get_about().unwrap().to_string();
+        writeln!(out, "| `{}` | {} | {} |", own.get_name(), cell(&about), inner.join(", "))
+            .unwrap();
+    }
     for group in GROUPS {
         let heading = "| option | what it does | commands |\n|---|---|---|";
         writeln!(out, "\n## {}\n\n{heading}", group.title).unwrap();

@@ -77,6 +77,9 @@ fn everything_is_in_its_place() {
     ] {
         assert!(installed.has(file), "no {file} in {:?}", installed.root);
     }
+    // What only torpor itself calls has no page.
+    assert!(installed.has("share/man/man1/torpor-queue-submit.1"));
+    assert!(!installed.has("share/man/man1/torpor-queue-launch.1"));
     let version = Command::new(dir.path().join("bin/criu")).arg("--version").output().unwrap();
     assert!(version.stdout.starts_with(b"Version: 4.2"), "{version:?}");
 }

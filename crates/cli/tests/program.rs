@@ -137,6 +137,27 @@ fn every_command_that_is_listed_has_help() {
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
+/// What each system is used by first shows how.
+#[test]
+fn help_has_examples() {
+    for words in [
+        "dump",
+        "restore",
+        "key generate",
+        "migrate",
+        "agent",
+        "snapshot create",
+        "snapshot run",
+        "queue submit",
+    ] {
+        let args: Vec<&str> = ["help"].into_iter().chain(words.split(' ')).collect();
+        let page = out(&run("torpor", &args));
+        let examples = page.split_once("Examples:\n").map(|(_, examples)| examples);
+        let line = format!("  torpor {words} ");
+        assert!(examples.is_some_and(|examples| examples.contains(&line)), "{words}: {page}");
+    }
+}
+
 #[test]
 fn mistakes() {
     for (name, args, expected) in [

@@ -32,8 +32,22 @@ const WORK_DIR: &str = "/var/lib/torpor/work";
 /// How long `--resolve` asks the destination.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// How `torpor migrate` is used.
+const EXAMPLES: &str = "Examples:
+  torpor migrate --dry-run --pid 4711 unix:/run/torpor-agent.socket
+  torpor migrate --cert here.crt --key here.key --ca ca.crt web there.example:7411
+  torpor migrate --mode pre-copy --max-downtime 200 --json --pid 4711 unix:/run/torpor-agent.socket
+  torpor migrate --runtime podman --cert here.crt --key here.key --ca ca.crt web there.example:7411";
+
+/// How `torpor agent` is used.
+const AGENT_EXAMPLES: &str = "Examples:
+  torpor agent --listen unix:/run/torpor-agent.socket
+  torpor agent --listen 0.0.0.0:7411 --cert there.crt --key there.key --ca ca.crt
+  torpor agent status unix:/run/torpor-agent.socket";
+
 /// The command line of `torpor migrate`.
 #[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub struct MigrateCommand {
     /// What to move, unless --pid names it, and the agent to move it to: unix:PATH or HOST:PORT
     #[arg(value_name = "[CONTAINER] DESTINATION", num_args = 0..=2)]
@@ -149,7 +163,7 @@ enum State {
 
 /// The command line of `torpor agent`.
 #[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = true)]
+#[command(args_conflicts_with_subcommands = true, after_help = AGENT_EXAMPLES)]
 pub struct AgentCommand {
     /// Where to listen: unix:PATH or HOST:PORT
     #[arg(long, value_name = "ADDRESS")]

@@ -16,12 +16,26 @@ use crate::signature::SignArgs;
 use crate::template::KeepArgs;
 use crate::{create, feed, inspect, instance, lint, log, shelf, signature, template};
 
+/// How `torpor snapshot create` is used.
+const CREATE_EXAMPLES: &str = "Examples:
+  torpor snapshot create dir:/srv/snapshots:shop --from runc:/srv/shop --ready tcp:8080
+  torpor snapshot create registry.example/shop:1 --from podman:localhost/shop:1 --ready tcp:80
+  torpor snapshot create dir:/srv/snapshots:live --from running:shop-1";
+
+/// How `torpor snapshot run` is used.
+const RUN_EXAMPLES: &str = "Examples:
+  torpor snapshot run dir:/srv/snapshots:shop --id shop-1 --policy IfPresent --json
+  torpor snapshot run registry.example/shop:1 --id shop-1 --from runc:/srv/shop --ready tcp:8080
+  torpor snapshot run dir:/srv/snapshots:shop --id shop --count 100";
+
 /// The subcommands of `torpor snapshot`.
 #[derive(Debug, Subcommand)]
 pub enum SnapshotCommand {
     /// Make a snapshot of an application that is ready
+    #[command(after_help = CREATE_EXAMPLES)]
     Create(CreateArgs),
     /// Start a container from a snapshot, or cold if there is none that fits
+    #[command(after_help = RUN_EXAMPLES)]
     Run(RunArgs),
     /// Restore a snapshot once and keep it, for containers that share its memory
     Keep(KeepArgs),
