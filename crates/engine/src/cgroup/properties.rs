@@ -86,7 +86,7 @@ const CONTROLLERS: &[(&str, &[&str])] = &[
     ("io", &["io.weight", "io.bfq.weight", "io.max", "io.latency"]),
     ("freezer", &["freezer.state"]),
     ("pids", &["pids.max"]),
-    ("devices", &["devices.list"]),
+    ("devices", &[DEVICES]),
     ("net_cls", &["net_cls.classid"]),
     ("net_prio", &["net_prio.ifpriomap"]),
     ("misc", &["misc.max"]),
@@ -105,6 +105,9 @@ const CONTROLLERS: &[(&str, &[&str])] = &[
     ),
     ("rdma", &["rdma.max"]),
 ];
+
+/// What a group of version 1 lets its tasks do with devices. It is written by two other files.
+pub(super) const DEVICES: &str = "devices.list";
 
 /// Files whose content is not kept, but only whom they belong to.
 #[must_use]
@@ -214,7 +217,7 @@ fn unquote(text: &str) -> &str {
 #[must_use]
 pub(super) fn writes<'v>(name: &'v str, value: &'v str) -> Vec<(&'v str, &'v str)> {
     match name {
-        "devices.list" => {
+        DEVICES => {
             let allowed = value.lines().map(|line| ("devices.allow", line));
             std::iter::once(("devices.deny", "a")).chain(allowed).collect()
         }

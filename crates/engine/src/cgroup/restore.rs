@@ -15,7 +15,7 @@ use torpor_tracee::Tracee;
 
 use super::hierarchy::{Hierarchies, Hierarchy};
 use super::pause;
-use super::properties::{is_list_of_tasks, writes};
+use super::properties::{DEVICES, is_list_of_tasks, writes};
 use crate::error::{Context, Error, Result};
 use crate::namespace::mount::{Tree, own_tree};
 use crate::namespace::{Namespaces, NsKind, nested_user, send_into};
@@ -309,7 +309,8 @@ impl Groups {
     pub(crate) fn finish(&self) -> Result<()> {
         for group in &self.pending {
             for property in &group.properties {
-                set(group, &property.name, &property.value)?;
+                let at = (group.dir.as_fd(), group.name.as_path());
+                set(at, &property.name, &property.value)?;
             }
         }
         Ok(())
@@ -463,6 +464,7 @@ impl Making<'_> {
         let what = || format!("set up cgroup {}", place.display());
         permissions(dir.as_fd(), "", group.owner).context(what)?;
         self.before_tasks(dir.as_fd(), &group.properties).context(what)?;
+        before_groups(dir.as_fd(), group)?;
         self.inside(dir, group, true)
     }
 
@@ -519,6 +521,16 @@ impl Making<'_> {
     }
 }
 
+/// Sets the list of devices of a new group that is to have others inside: the kernel denies all devices only as long as
+/// there are none, and lets each begin with what is allowed here.
+fn before_groups(dir: BorrowedFd<'_>, group: &Group) -> Result<()> {
+    let is_list = |property: &&Property| property.name == DEVICES;
+    match group.properties.iter().find(is_list).filter(|_| !group.inside.is_empty()) {
+        Some(list) => set((dir, &group.place), &list.name, &list.value),
+        None => Ok(()),
+    }
+}
+
 /// Gives a file of a group, or the group, to its owner.
 fn permissions(dir: BorrowedFd<'_>, file: &str, owner: Option<Owner>) -> rustix::io::Result<()> {
     let Some(Owner { user, group, mode }) = owner else { return Ok(()) };
@@ -552,14 +564,13 @@ pub(super) fn write(dir: BorrowedFd<'_>, file: &str, value: &str) -> rustix::io:
 
 /// Writes a property unless it has that value already: many cannot be written at all
 /// times, or only with another value.
-fn set(group: &PendingGroup, name: &str, value: &str) -> Result<()> {
-    let dir = group.dir.as_fd();
-    let what = || format!("set {name} of cgroup {} to {value:?}", group.name.display());
+fn set((dir, group): (BorrowedFd<'_>, &Path), name: &str, value: &str) -> Result<()> {
+    let what = || format!("set {name} of cgroup {} to {value:?}", group.display());
     match read(dir, name) {
         _ if name.contains('/') => return Err(Errno::INVAL).context(what),
         Ok(now) if now == value => return Ok(()),
         Err(Errno::NOENT) if !is_list_of_tasks(name) => {
-            tracing::warn!(group = %group.name.display(), name, "this kernel has no such property");
+            tracing::warn!(group = %group.display(), name, "this kernel has no such property");
             return Ok(());
         }
         _ => {}
