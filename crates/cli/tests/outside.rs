@@ -160,6 +160,12 @@ impl Drop for Holder {
     }
 }
 
+/// The only child of a task.
+fn child_of(pid: i32) -> i32 {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    children.trim().parse().unwrap()
+}
+
 /// Builds the server of `file` in a directory, which counts how often that is read.
 fn server_in(dir: &Path) -> PathBuf {
     fs::write(dir.join("file"), "").unwrap();
@@ -284,24 +290,47 @@ fn a_new_mount_that_is_not_to_be_had_or_asked_for_by_nobody_ends_the_restore() {
 
 #[test]
 fn a_new_mount_is_given_to_a_server_in_a_mount_namespace_of_its_own() {
-    get_a_new_mount_among_own_ones(0);
+    get_a_new_mount_among_own_ones("own", 0, 0);
 }
 
 #[test]
 fn a_new_mount_of_an_ordinary_user_is_given_to_a_server_in_a_mount_namespace_of_its_own() {
-    get_a_new_mount_among_own_ones(USER);
+    get_a_new_mount_among_own_ones("own", USER, USER);
 }
 
-fn get_a_new_mount_among_own_ones(user: u32) {
+/// Has a script take away what is mounted over another mount: in a user namespace nobody can, not even a dump that has to
+/// look below.
+const UNCOVERED: &str = r#"
+cut -d' ' -f5 /proc/self/mountinfo | sort | uniq -d | while read -r place; do umount --lazy "$place"; done
+"#;
+
+/// Whoever has this id here is [`USER`] in the user namespace of the server.
+const USER_OUTSIDE: u32 = USER + 1000;
+
+#[test]
+fn a_new_mount_belongs_to_the_user_namespace_of_its_server() {
+    get_a_new_mount_among_own_ones("owner", USER, USER_OUTSIDE);
+}
+
+#[test]
+fn a_new_mount_belongs_to_the_user_namespace_of_its_server_below_that_of_the_tree() {
+    get_a_new_mount_among_own_ones("below", USER, USER_OUTSIDE);
+}
+
+/// `how` the server lives and mounts, the user that it mounts for, and who that is here.
+fn get_a_new_mount_among_own_ones(how: &str, user: u32, outside: u32) {
     if !Path::new("/dev/fuse").exists() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
     let (program, place) = (server_in(dir.path()), dir.path().display());
-    let inside =
-        format!("{WITHOUT_MOUNTS_OF_OTHERS} exec {} {place} {user} own", program.display());
+    let inside = format!(
+        "{WITHOUT_MOUNTS_OF_OTHERS} {UNCOVERED} exec {} {place} {user} {how}",
+        program.display()
+    );
     let server = Sleeper::start_as(&["unshare", "--mount", "sh", "-ec", &inside]);
-    let read = || read_among(server.pid, dir.path(), user);
+    let pid = if how == "below" { child_of(server.pid) } else { server.pid };
+    let read = || read_among(pid, dir.path(), outside);
     assert_eq!(read(), b"read 1");
     assert!(!server.dump(&MOUNTS).status.success());
     let log = server.log("dump.log");
@@ -317,6 +346,8 @@ fn get_a_new_mount_among_own_ones(user: u32) {
     };
     let key = value("--external", "file[").unwrap();
     server.put_to_sleep(&[&MOUNTS[..], &["--external", &key, "--external", &mount]].concat());
+    // The first process of this machine collects what the tree has left.
+    wait_until(|| !Path::new(&format!("/proc/{pid}")).exists());
 
     let options = [&MOUNTS[..], &["--fuse", &new]].concat();
     let output = restore_among_own_mounts(&server, dir.path(), (&options, "true"));

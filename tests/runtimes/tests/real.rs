@@ -137,7 +137,11 @@ fn verified_writes() {
 
 #[test]
 fn servers_of_file_systems() {
-    run(&[("fuse-overlayfs", fuse::overlay), ("sshfs", fuse::sshfs)]);
+    run(&[
+        ("fuse-overlayfs", fuse::overlay),
+        ("sshfs", fuse::sshfs),
+        ("sshfs", fuse::sshfs_of_an_owner),
+    ]);
 }
 
 #[test]
@@ -162,6 +166,7 @@ fn programs() {
         ("fio", fio::fio),
         ("fuse-overlayfs", fuse::overlay),
         ("sshfs", fuse::sshfs),
+        ("sshfs", fuse::sshfs_of_an_owner),
         ("gdb", gdb),
         ("strace", strace),
         ("chromium", containers::chromium_of_a_user),

@@ -340,7 +340,7 @@ fn free(opts: &Options, images: &ImageDir) {
 fn close_files(given: &Given) -> Result<()> {
     let what = || "/dev/null".to_owned();
     let null = std::fs::File::options().read(true).write(true).open("/dev/null").context(what)?;
-    let mounts = given.fuse.iter().map(|new| &new.mount);
+    let mounts = given.fuse.iter().filter_map(|new| new.mount.as_ref());
     for fd in given.inherit_fd.iter().map(|file| &file.fd).chain(mounts) {
         torpor_sys::inherited::replace(fd.as_fd(), null.as_fd()).context(what)?;
     }

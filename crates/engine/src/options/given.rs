@@ -32,17 +32,41 @@ pub struct Given {
     pub refuse_unused_places: bool,
 }
 
-/// A new mount that was made for the server of a FUSE file system (`--fuse`), and is in no namespace yet.
+/// A new mount for the server of a FUSE file system (`--fuse`).
 #[derive(Debug, Clone)]
 pub struct FuseMount {
-    /// The server's connection.
+    /// The server's connection. As long as a mount in a namespace of the tree is not made, nothing is connected by it.
     pub connection: InheritFd,
-    /// The mount.
-    pub mount: Arc<OwnedFd>,
+    /// The mount that goes to a path of this host. It is in no namespace yet.
+    pub mount: Option<Arc<OwnedFd>>,
     /// Where it goes.
     pub place: FusePlace,
+    /// What it is made with.
+    pub parameters: FuseParameters,
     /// What the caller has said.
     pub text: String,
+}
+
+/// What the mount of a FUSE server is made with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FuseParameters {
+    /// `MS_*` of the mount.
+    pub flags: u64,
+    /// What the file system is made with, but for the connection and the type of the root.
+    pub options: Vec<(String, Option<String>)>,
+    /// The type of the root, octal.
+    pub root_mode: Option<String>,
+    /// What the server has agreed to.
+    pub agreement: FuseAgreement,
+}
+
+/// What the server of a FUSE file system has agreed to with the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FuseAgreement {
+    /// Of what the kernel offers.
+    pub flags: u32,
+    /// The most bytes of a write.
+    pub max_write: u32,
 }
 
 /// Where a new mount goes.

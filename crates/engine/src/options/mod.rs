@@ -27,7 +27,9 @@ pub use self::birth::Birth;
 pub use self::cgroups::{CgroupMode, CgroupRoot, Cgroups};
 pub use self::cpu::CpuCap;
 pub use self::files::{DEFAULT_GHOST_LIMIT, FileValidation, Files};
-pub use self::given::{FuseMount, FusePlace, Given, InheritFd, JoinNs, JoinNsKind};
+pub use self::given::{
+    FuseAgreement, FuseMount, FuseParameters, FusePlace, Given, InheritFd, JoinNs, JoinNsKind,
+};
 pub use self::memory::{Memory, PageServer, PreDumpMode, Tls};
 pub use self::mounts::Mounts;
 pub use self::network::{Network, NetworkLock};

@@ -137,25 +137,11 @@ fn mounts(given: &Given, images: &ImageDir, namespaces: &Namespaces) -> Result<(
             given.unused(external, &nothing_asks(there.iter().cloned()))?;
         }
     }
-    fuse_ids(given, namespaces)?;
     let is_there = |name: &str| there.contains(&format!("mnt[{name}]"));
     match given.fuse.iter().find(|new| new.stands_for().is_some_and(|name| !is_there(name))) {
         Some(new) => Err(unused(format!("--fuse {new}"), there.into_iter())),
         None => Ok(()),
     }
-}
-
-/// Refuses new mounts for servers in a user namespace of their own.
-fn fuse_ids(given: &Given, namespaces: &Namespaces) -> Result<()> {
-    if let Some(new) = given.fuse.first()
-        && namespaces.of_kind(NsKind::User).any(|ns| !ns.is_host)
-    {
-        return Err(Error::Usage(format!(
-            "--fuse {new}: the requests of its mount would have the ids of this user namespace, and the images have \
-             one of their own; leave the server out of the tree"
-        )));
-    }
-    Ok(())
 }
 
 fn unused(option: String, there: impl Iterator<Item = String>) -> Error {

@@ -103,7 +103,22 @@ pub(super) fn overlay() -> Row {
 /// A directory by the protocol of SSH, whose other end is in the tree as well. Both live in a sandbox, and so does the
 /// mount.
 pub(super) fn sshfs() -> Row {
-    let scratch = Scratch::new("real-sshfs");
+    let how =
+        "a mount in a sandbox, with the other end of its connection, which is a new one each time";
+    Row { name: "sshfs", version: SSHFS, how, outcome: sshfs_in("real-sshfs", "--unshare-pid") }
+}
+
+/// The same where the sandbox has a user namespace, which the mount belongs to.
+pub(super) fn sshfs_of_an_owner() -> Row {
+    let how = "the same in a sandbox with a user namespace, which the mount belongs to";
+    let outcome = sshfs_in("real-sshfs-owner", "--unshare-user --unshare-pid");
+    Row { name: "sshfs in a user namespace", version: SSHFS, how, outcome }
+}
+
+const SSHFS: &[&str] = &["sh", "-c", "sshfs --version | grep ^SSHFS"];
+
+fn sshfs_in(name: &str, namespaces: &str) -> Outcome {
+    let scratch = Scratch::new(name);
     let [remote, place] = ["remote", "place"].map(|name| scratch.dir(name));
     fs::write(remote.join("old"), "old").unwrap();
     let server = scratch.join("server");
@@ -112,7 +127,7 @@ pub(super) fn sshfs() -> Row {
     let (own, place_shown) = (scratch.path().display(), place.display());
     let words = format!(
         "bwrap --ro-bind /usr /usr --symlink usr/bin /bin --symlink usr/lib /lib --symlink usr/lib64 /lib64 \
-         --ro-bind /etc /etc --bind {own} {own} --dev-bind /dev /dev --proc /proc --unshare-pid --cap-add ALL -- \
+         --ro-bind /etc /etc --bind {own} {own} --dev-bind /dev /dev --proc /proc {namespaces} --cap-add ALL -- \
          sshfs -f -o ssh_command={} remote:{} {place_shown}",
         server.display(),
         remote.display()
@@ -138,10 +153,5 @@ pub(super) fn sshfs() -> Row {
         sleep(&mut job, &mut times, &options, || {});
     }
     write_and_compare(&shown(&job), &remote, SLEEPS);
-    Row {
-        name: "sshfs",
-        version: &["sh", "-c", "sshfs --version | grep ^SSHFS"],
-        how: "a mount in a sandbox, with the other end of its connection, which is a new one each time",
-        outcome: Outcome::Kept(times),
-    }
+    Outcome::Kept(times)
 }

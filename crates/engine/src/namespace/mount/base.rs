@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
+use torpor_tracee::Tracee;
 
 use super::assembly::Assembly;
 use super::collect::{clone, mount_id, open_beneath};
@@ -19,6 +20,7 @@ use super::tree::Tree;
 use super::{autofs, formats, fuse, groups, nested, superblock, unpack};
 use crate::error::{Context, Error, Result};
 use crate::external;
+use crate::namespace::nested_user;
 
 /// A directory or file that mounts can be copies of.
 #[derive(Debug)]
@@ -33,6 +35,8 @@ pub(super) struct Open {
 #[derive(Debug, Default)]
 pub(super) struct Bases {
     open: HashMap<Base, Open>,
+    /// New mounts of FUSE servers, by their names in the images.
+    served: HashMap<String, OwnedFd>,
     /// Whether files may be made where the tasks cannot write.
     write_read_only: bool,
 }
@@ -66,7 +70,10 @@ impl Bases {
                 continue;
             }
             let open = match base {
-                Base::Given(of) => given(cx, forest, of, host)?,
+                Base::Given(of) => match all.served(cx, forest, of)? {
+                    Some(at) => Open { at, made: true },
+                    None => given(cx, forest, of, host)?,
+                },
                 Base::FileSystem(dev) => {
                     let whole = forest.whole(dev).unwrap_or(node);
                     make(cx, forest, whole, host)?
@@ -75,6 +82,34 @@ impl Bases {
             all.open.insert(base, open);
         }
         Ok(all)
+    }
+
+    /// The new mount of a FUSE server that stands for one of the images, which is made when it is first asked for.
+    fn served(
+        &mut self,
+        cx: &mut Assembly<'_>,
+        forest: &Forest,
+        node: Node,
+    ) -> Result<Option<OwnedFd>> {
+        let external = forest.mount(node).external.as_ref();
+        let Some((name, new)) = fuse::given(cx.given, external) else { return Ok(None) };
+        let dup = |at: &OwnedFd| at.try_clone().map(Some).context(|| "dup".to_owned());
+        if let Some(made) = self.served.get(name) {
+            return dup(made);
+        }
+        let space = forest.spaces[node.space].0;
+        // A file system is made by whoever has all rights over its own mount namespace.
+        let enters = cx.spaces.owner_of(space).is_some();
+        let husk = cx.root.remote()?;
+        let made = nested_user::as_owner(husk, cx.spaces, (None, space), |maker| {
+            if enters {
+                unshare(maker)?;
+            }
+            new.make_in(maker)
+        })?;
+        let at = dup(&made);
+        self.served.insert(name.to_owned(), made);
+        at
     }
 
     /// Adds a file system that was made.
@@ -186,6 +221,15 @@ pub(super) fn unfit(mount: &Mount, why: &str) -> Error {
     Error::invalid("mountpoints", format!("mount {} at {at}: {why}", mount.id))
 }
 
+/// Gives a husk a mount namespace of its own.
+///
+/// # Errors
+/// If the husk is gone, or may not have one.
+pub(super) fn unshare(husk: &mut Tracee) -> Result<()> {
+    husk.call("unshare(CLONE_NEWNS)", (libc::SYS_unshare, [libc::CLONE_NEWNS as u64]))?;
+    Ok(())
+}
+
 /// What the caller gives for a mount.
 fn given(cx: &Assembly<'_>, forest: &Forest, node: Node, host: &Tree) -> Result<Open> {
     let mount = forest.mount(node);
@@ -193,10 +237,6 @@ fn given(cx: &Assembly<'_>, forest: &Forest, node: Node, host: &Tree) -> Result<
         let missing = || unfit(mount, &format!("its device is --external dev[{name}]:/dev/PATH"));
         let device = forest.given(node).ok_or_else(missing)?;
         return Ok(Open { at: superblock::on_device(mount, device)?, made: true });
-    }
-    if let Some(new) = fuse::given(cx.given, mount.external.as_ref()) {
-        let at = new.try_clone().context(|| "dup".to_owned())?;
-        return Ok(Open { at, made: true });
     }
     let path = given_path(cx, forest, node)?;
     let what = || format!("open {} for {}", path.display(), mount.mountpoint.display());

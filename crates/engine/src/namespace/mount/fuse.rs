@@ -5,10 +5,13 @@
 //! given, is gone with the old one: it asks for each name again. A connection begins with an agreement on what both
 //! can do (`FUSE_INIT`), which servers make once. So it is made here, in the name of the server.
 //!
-//! A new mount is in no namespace until the tasks wake, and goes with its descriptor if they do not.
+//! A new mount for a path of this host is in no namespace until the tasks wake, and goes with its descriptor if they do
+//! not. One of a mount namespace of the tree is made where that is, by whoever makes namespaces: the ids and process
+//! ids in the kernel's requests are those of the one who has made it.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::str::FromStr;
@@ -17,24 +20,25 @@ use std::sync::Arc;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, StatxFlags, makedev, statx};
 use rustix::io::{Errno, retry_on_intr};
-use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
-    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
-};
+use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount, unmount};
+use torpor_tracee::Tracee;
+use torpor_tracee::syscall::{self, RemoteFd};
 
 use super::collect::{MountNamespace, TreeMounts};
 use super::fs::{attributes, flag_names, mount_flag_names, split_options};
 use super::mountinfo::{FromOutside, Mount, mount_flags};
-use super::superblock::with_log;
+use super::superblock::{Parameter, fetch, make_from, make_from_in};
 use crate::error::{Context, Error, Result};
 use crate::external::External;
 use crate::file::description::open_in;
 use crate::file::found::Found;
-use crate::options::{FuseMount, FusePlace, Given, InheritFd};
+use crate::options::{FuseAgreement, FuseMount, FuseParameters, FusePlace, Given, InheritFd};
 
 /// What a server has open, and its number.
 pub(crate) const DEVICE: &str = "/dev/fuse";
 const NUMBER: (u32, u32) = (10, 229);
+/// The type of the file system.
+const FUSE: &str = "fuse";
 /// What the description of a new mount looks like.
 const FORM: &str = "expected KEY:OPTIONS:PLACE, as in file[18:5a]:user_id=0,group_id=0:/mnt";
 /// What the refusal of a dump calls the mount of a server in a mount namespace of its own.
@@ -73,22 +77,7 @@ pub struct FuseServer {
     text: String,
     key: String,
     place: FusePlace,
-    /// `MS_*` of the mount.
-    flags: u64,
-    /// What the file system is made with, but for the connection and the type of the root.
-    parameters: Vec<(String, Option<String>)>,
-    /// The type of the root, octal.
-    root_mode: Option<String>,
-    agreement: Agreement,
-}
-
-/// What a server has agreed to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Agreement {
-    /// Of what the kernel offers.
-    flags: u32,
-    /// The most bytes of a write.
-    max_write: u32,
+    parameters: FuseParameters,
 }
 
 impl FromStr for FuseServer {
@@ -112,30 +101,27 @@ impl FromStr for FuseServer {
         };
         // The kernel's default, and that of mount(8), are not the same.
         let (flags, rest) = mount_flags(OsStr::new(&format!("relatime,{options}")));
-        let mut server = FuseServer {
-            text: text.to_owned(),
-            key,
-            place,
+        let mut parameters = FuseParameters {
             flags,
-            parameters: Vec::new(),
+            options: Vec::new(),
             root_mode: None,
-            agreement: Agreement { flags: AGREED, max_write: MAX_WRITE },
+            agreement: FuseAgreement { flags: AGREED, max_write: MAX_WRITE },
         };
         if flags & libc::MS_RDONLY != 0 {
-            server.parameters.push(("ro".to_owned(), None));
+            parameters.options.push(("ro".to_owned(), None));
         }
-        rest.iter().try_for_each(|option| server.add(option))?;
+        rest.iter().try_for_each(|option| parameters.add(option))?;
         // The kernel makes none without.
         for (name, value) in [("user_id", "0"), ("group_id", "0"), ("source", "fuse")] {
-            if !server.parameters.iter().any(|(known, _)| known == name) {
-                server.parameters.push((name.to_owned(), Some(value.to_owned())));
+            if !parameters.options.iter().any(|(known, _)| known == name) {
+                parameters.options.push((name.to_owned(), Some(value.to_owned())));
             }
         }
-        Ok(server)
+        Ok(FuseServer { text: text.to_owned(), key, place, parameters })
     }
 }
 
-impl FuseServer {
+impl FuseParameters {
     /// Adds an option that is none of every mount.
     fn add(&mut self, option: &str) -> std::result::Result<(), String> {
         let wrong = || format!("{option:?} is no option of a FUSE mount");
@@ -167,10 +153,27 @@ impl FuseServer {
             }
             _ => return Err(wrong()),
         }
-        self.parameters.push((name.to_owned(), value.map(str::to_owned)));
+        self.options.push((name.to_owned(), value.map(str::to_owned)));
         Ok(())
     }
 
+    /// What the kernel makes the file system with, which the process that asks for it has the connection open for.
+    fn with(&self, connection: u64, root_mode: &str) -> Vec<Parameter> {
+        let own = [("fd", connection.to_string()), ("rootmode", root_mode.to_owned())];
+        let own: [Parameter; 2] = own.map(|(name, value)| (name.into(), Some(value.into())));
+        let options = self
+            .options
+            .iter()
+            .map(|(name, value)| (OsString::from(name), value.as_deref().map(OsString::from)));
+        own.into_iter().chain(options).collect()
+    }
+
+    fn set_flags(&self, mount: BorrowedFd<'_>) -> io::Result<()> {
+        torpor_sys::mount::set_attributes(mount, false, attributes(self.flags))
+    }
+}
+
+impl FuseServer {
     /// Refuses a mount on another one, or below: whoever looks for such a place asks a server that sleeps still.
     ///
     /// # Errors
@@ -192,29 +195,32 @@ impl FuseServer {
         }
     }
 
-    /// Makes the mount, and its agreement with the kernel in the name of the server.
+    /// Makes the mount that goes to a path of this host, and its agreement with the kernel in the name of the server. One
+    /// that goes to a namespace of the tree is made there.
     ///
     /// # Errors
     /// If a mount whose server has ended is still at the place; if there is no FUSE; if the kernel does not take the
     /// options, or has not what was agreed on.
     pub fn connect(&self) -> Result<FuseMount> {
-        let root_mode = self.root_mode()?;
+        let root_mode = match &self.place {
+            FusePlace::Path(path) => Some(self.root_mode(path)?),
+            FusePlace::Mount(_) => None,
+        };
         let connection = rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
             .context(|| format!("--fuse {self}: open {DEVICE}"))?;
-        let mount = self.make(connection.as_fd(), &root_mode)?;
-        agree(connection.as_fd(), self.agreement)?;
-        tracing::debug!("--fuse {self}: there is a connection");
+        let mount = root_mode.map(|mode| self.make(connection.as_fd(), &mode)).transpose()?;
         let connection = InheritFd { fd: Arc::new(connection), key: self.key.clone() };
-        let (place, text) = (self.place.clone(), self.text.clone());
-        Ok(FuseMount { connection, mount: Arc::new(mount), place, text })
+        Ok(FuseMount {
+            connection,
+            mount: mount.map(Arc::new),
+            place: self.place.clone(),
+            parameters: self.parameters.clone(),
+            text: self.text.clone(),
+        })
     }
 
-    /// The type of the root: what a place of this host has, else a directory.
-    fn root_mode(&self) -> Result<String> {
-        let said = self.root_mode.clone();
-        let FusePlace::Path(path) = &self.place else {
-            return Ok(said.unwrap_or_else(|| format!("{:o}", libc::S_IFDIR)));
-        };
+    /// The type of the root, which the place has.
+    fn root_mode(&self, path: &Path) -> Result<String> {
         // The kernel may still know what the server of an old mount has said.
         let look = statx(CWD, path, AtFlags::STATX_FORCE_SYNC, StatxFlags::TYPE);
         let path = path.display();
@@ -229,8 +235,8 @@ impl FuseServer {
                 "--fuse {self}: {old} is still at {path}; take it away first (umount --lazy {path})"
             )));
         }
-        if let Some(mode) = said {
-            return Ok(mode);
+        if let Some(mode) = &self.parameters.root_mode {
+            return Ok(mode.clone());
         }
         let stat = look.context(|| format!("--fuse {self}: look at {path}"))?;
         Ok(format!("{:o}", u32::from(stat.stx_mode) & libc::S_IFMT))
@@ -238,24 +244,12 @@ impl FuseServer {
 
     fn make(&self, connection: BorrowedFd<'_>, root_mode: &str) -> Result<OwnedFd> {
         let what = || format!("make the mount of --fuse {self}");
-        let context = fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC).context(what)?;
-        let configure = || {
-            let number = connection.as_raw_fd().to_string();
-            fsconfig_set_string(&context, "fd", number.as_str())?;
-            fsconfig_set_string(&context, "rootmode", root_mode)?;
-            for (name, value) in &self.parameters {
-                match value {
-                    Some(value) => fsconfig_set_string(&context, name.as_str(), value.as_str())?,
-                    None => fsconfig_set_flag(&context, name.as_str())?,
-                }
-            }
-            fsconfig_create(&context)?;
-            fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
-        };
-        let mount =
-            configure().map_err(|error| with_log(error.into(), context.as_fd())).context(what)?;
-        torpor_sys::mount::set_attributes(mount.as_fd(), false, attributes(self.flags))
-            .context(what)?;
+        let number = u64::from(connection.as_raw_fd().cast_unsigned());
+        let parameters = self.parameters.with(number, root_mode);
+        let mount = make_from(FUSE, &parameters).context(what)?;
+        self.parameters.set_flags(mount.as_fd()).context(what)?;
+        agree(connection, self.parameters.agreement)?;
+        tracing::debug!("--fuse {self}: there is a connection");
         Ok(mount)
     }
 }
@@ -267,7 +261,7 @@ impl fmt::Display for FuseServer {
 }
 
 /// Answers the first request of a connection, in the name of its server.
-fn agree(connection: BorrowedFd<'_>, agreement: Agreement) -> Result<()> {
+fn agree(connection: BorrowedFd<'_>, agreement: FuseAgreement) -> Result<()> {
     let what = || format!("agree with the kernel on a connection of {DEVICE}");
     let mut waiting = [PollFd::from_borrowed_fd(connection, PollFlags::IN)];
     if retry_on_intr(|| poll(&mut waiting, Some(&PATIENCE))).context(what)? == 0 {
@@ -280,7 +274,7 @@ fn agree(connection: BorrowedFd<'_>, agreement: Agreement) -> Result<()> {
 }
 
 /// What a server answers to the first request: what it has agreed to before.
-fn answer(request: &[u8], agreement: Agreement) -> Result<Vec<u8>> {
+fn answer(request: &[u8], agreement: FuseAgreement) -> Result<Vec<u8>> {
     let word = |at: usize| -> Option<u32> {
         Some(u32::from_ne_bytes(request.get(at..at + 4)?.try_into().ok()?))
     };
@@ -310,19 +304,61 @@ fn answer(request: &[u8], agreement: Agreement) -> Result<Vec<u8>> {
 }
 
 impl FuseMount {
-    /// Mounts it, if it goes to a path of this host.
-    fn attach(&self) -> Result<()> {
-        let FusePlace::Path(path) = &self.place else { return Ok(()) };
-        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-        move_mount(&*self.mount, "", CWD, path, flags)
-            .context(|| format!("--fuse {self}: mount at {}", path.display()))
+    /// Has a husk make the mount, in whose namespaces it is then: the requests of the kernel have the ids that tasks have
+    /// there. The server gets the connection of that one.
+    ///
+    /// # Errors
+    /// If the husk is gone, or may not open the device; otherwise as [`FuseServer::connect`].
+    pub(super) fn make_in(&self, husk: &mut Tracee) -> Result<OwnedFd> {
+        let what = || format!("make the mount of --fuse {self}");
+        let mut batch = husk.batch();
+        let device = batch.cstr(DEVICE);
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        let opened = batch.call(syscall::openat(RemoteFd::CWD, device, flags, Mode::empty()));
+        let number = batch.run()?.expect(opened, || {
+            format!("--fuse {self}: open {DEVICE} as the root of the user namespace that the mount is of")
+        })?;
+        let directory = || format!("{:o}", libc::S_IFDIR);
+        let root_mode = self.parameters.root_mode.clone().unwrap_or_else(directory);
+        let parameters = self.parameters.with(number, &root_mode);
+        let (made, mount) = make_from_in(husk, FUSE, &parameters, what)?;
+        let connection = fetch(husk.pid(), number).context(what)?;
+        for number in [made, number] {
+            husk.call("close", syscall::close(RemoteFd(number)))?;
+        }
+        self.parameters.set_flags(mount.as_fd()).context(what)?;
+        agree(connection.as_fd(), self.parameters.agreement)?;
+        torpor_sys::inherited::replace(self.connection.fd.as_fd(), connection.as_fd())
+            .context(what)?;
+        tracing::debug!("--fuse {self}: there is a connection");
+        Ok(mount)
     }
 
+    /// Mounts it, if it goes to a path of this host.
+    fn attach(&self) -> Result<Option<PlacedMount<'_>>> {
+        let (FusePlace::Path(path), Some(mount)) = (&self.place, &self.mount) else {
+            return Ok(None);
+        };
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+        move_mount(&**mount, "", CWD, path, flags)
+            .context(|| format!("--fuse {self}: mount at {}", path.display()))?;
+        Ok(Some(PlacedMount { mount, of: self }))
+    }
+}
+
+/// A new mount at its place.
+#[derive(Debug)]
+struct PlacedMount<'m> {
+    mount: &'m OwnedFd,
+    of: &'m FuseMount,
+}
+
+impl PlacedMount<'_> {
     /// Takes it away again.
     fn detach(&self) {
         let path = format!("/proc/self/fd/{}", self.mount.as_raw_fd());
         if let Err(error) = unmount(&path, UnmountFlags::DETACH) {
-            tracing::warn!(%error, "--fuse {self}: the new mount stays");
+            tracing::warn!(%error, "--fuse {}: the new mount stays", self.of);
         }
     }
 }
@@ -330,7 +366,7 @@ impl FuseMount {
 /// New mounts at their places, from where they are taken away again unless they are kept.
 #[must_use]
 #[derive(Debug)]
-pub(crate) struct PlacedMounts<'m>(Vec<&'m FuseMount>);
+pub(crate) struct PlacedMounts<'m>(Vec<PlacedMount<'m>>);
 
 impl PlacedMounts<'_> {
     /// The tasks run: they stay.
@@ -341,7 +377,7 @@ impl PlacedMounts<'_> {
 
 impl Drop for PlacedMounts<'_> {
     fn drop(&mut self) {
-        self.0.iter().rev().for_each(|placed| placed.detach());
+        self.0.iter().rev().for_each(PlacedMount::detach);
     }
 }
 
@@ -351,17 +387,20 @@ impl Drop for PlacedMounts<'_> {
 /// If one cannot be mounted there.
 pub(crate) fn attach(all: &[FuseMount]) -> Result<PlacedMounts<'_>> {
     let mut placed = PlacedMounts(Vec::new());
-    for new in all.iter().filter(|new| new.stands_for().is_none()) {
-        new.attach()?;
-        placed.0.push(new);
+    for new in all {
+        placed.0.extend(new.attach()?);
     }
     Ok(placed)
 }
 
-/// The new mount that is given for one of the images.
-pub(super) fn given<'g>(given: &'g Given, external: Option<&FromOutside>) -> Option<&'g OwnedFd> {
+/// The new mount that is given for one of the images, and the name of that.
+pub(super) fn given<'g>(
+    given: &'g Given,
+    external: Option<&FromOutside>,
+) -> Option<(&'g str, &'g FuseMount)> {
     let Some(FromOutside::Key(key)) = external else { return None };
-    given.fuse.iter().find(|new| new.stands_for() == Some(key)).map(|new| &*new.mount)
+    let mut named = given.fuse.iter().filter_map(|new| Some((new.stands_for()?, new)));
+    named.find(|(name, _)| name == key)
 }
 
 /// Whether a file is a connection of a server.
@@ -458,22 +497,24 @@ mod tests {
                 .unwrap();
         assert_eq!(server.key, "file[18:5a]");
         assert_eq!(server.place, FusePlace::Path("/m:n".into()));
-        assert_eq!(server.flags, libc::MS_NOSUID | libc::MS_RELATIME);
+        assert_eq!(server.parameters.flags, libc::MS_NOSUID | libc::MS_RELATIME);
         let value = |value: &str| Some(value.to_owned());
-        let parameters = [
+        let options = [
             ("user_id", value("7")),
             ("allow_other", None),
             ("source", value("h:/x")),
             ("group_id", value("0")),
         ];
-        assert_eq!(server.parameters, parameters.map(|(name, value)| (name.to_owned(), value)));
-        assert_eq!(server.agreement, Agreement { flags: 0x421, max_write: MAX_WRITE });
+        let options = options.map(|(name, value)| (name.to_owned(), value));
+        assert_eq!(server.parameters.options, options);
+        let agreement = FuseAgreement { flags: 0x421, max_write: MAX_WRITE };
+        assert_eq!(server.parameters.agreement, agreement);
         let server: FuseServer =
             "file[1:2]:ro,rootmode=100000,max_write=8192:mnt[a]".parse().unwrap();
         assert_eq!(server.place, FusePlace::Mount("a".to_owned()));
-        assert_eq!(server.root_mode().unwrap(), "100000");
-        assert!(server.parameters.contains(&("ro".to_owned(), None)));
-        assert_eq!(server.agreement.max_write, 8192);
+        assert_eq!(server.parameters.root_mode.as_deref(), Some("100000"));
+        assert!(server.parameters.options.contains(&("ro".to_owned(), None)));
+        assert_eq!(server.parameters.agreement.max_write, 8192);
         assert_eq!(
             "file[1:2]::/m".parse::<FuseServer>().unwrap().place,
             FusePlace::Path("/m".into())
@@ -549,7 +590,7 @@ mod tests {
             request[at..at + 4].copy_from_slice(&u32::to_ne_bytes(word));
         }
         request[ASKED_FLAGS..ASKED_FLAGS + 4].copy_from_slice(&0x421_u32.to_ne_bytes());
-        let agreement = |flags| Agreement { flags, max_write: 4096 };
+        let agreement = |flags| FuseAgreement { flags, max_write: 4096 };
         let answer_of = |flags| answer(&request, agreement(flags));
         let answered = answer_of(0x21).unwrap();
         let word = |at: usize| u32::from_ne_bytes(answered[at..at + 4].try_into().unwrap());
@@ -594,7 +635,7 @@ mod tests {
             return;
         };
         first.attach().unwrap();
-        let mount = Arc::clone(&first.mount);
+        let mount = first.mount.clone();
         drop(first);
         let fails = |options: &str, why: &str| {
             let text = format!("file[1:2]:{options}:{}", dir.path().display());
@@ -609,7 +650,7 @@ mod tests {
         let text = format!("file[1:2]:user_id=7,group_id=7,lazytime:{}", dir.path().display());
         let of_user = text.parse::<FuseServer>().unwrap().connect().unwrap();
         of_user.attach().unwrap();
-        let mount = Arc::clone(&of_user.mount);
+        let mount = of_user.mount.clone();
         drop(of_user);
         fails("rootmode=40000", "a mount that shows itself to nobody but its user");
         unmount(dir.path(), UnmountFlags::DETACH).unwrap();

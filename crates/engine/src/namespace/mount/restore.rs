@@ -9,7 +9,7 @@ use torpor_tracee::Tracee;
 use torpor_tracee::syscall::{self, RemoteFd};
 
 use super::assembly::Assembly;
-use super::base::{Bases, base_of, unfit};
+use super::base::{Bases, base_of, unfit, unshare};
 use super::build::{self, Copies, OldRoot, Yard, no_namespace, shows_terminal};
 use super::collect::own_tree;
 use super::fs::{Origin, attributes};
@@ -218,11 +218,6 @@ impl Husk {
         }
         Ok(self.space)
     }
-}
-
-fn unshare(husk: &mut Tracee) -> Result<()> {
-    husk.call("unshare(CLONE_NEWNS)", (libc::SYS_unshare, [libc::CLONE_NEWNS as u64]))?;
-    Ok(())
 }
 
 fn enter_space(husk: &mut Tracee, space: RemoteFd) -> Result<()> {

@@ -22,7 +22,7 @@ use crate::error::{Context, Error, Result};
 const NO_INPUT: &[&str] = &["newinstance", "seclabel"];
 
 /// A parameter of a file system: a flag if there is no value.
-type Parameter = (OsString, Option<OsString>);
+pub(super) type Parameter = (OsString, Option<OsString>);
 
 /// Longest value that fsconfig(2) takes.
 const LONGEST: usize = 255;
@@ -58,15 +58,22 @@ fn name(mount: &Mount) -> String {
 
 /// Makes the file system of `mount` from within the calling thread.
 pub(super) fn make_here(mount: &Mount) -> Result<OwnedFd> {
-    let what = || name(mount);
-    let context = fsopen(mount.fs.as_str(), FsOpenFlags::FSOPEN_CLOEXEC).context(what)?;
-    let made = configure(context.as_fd(), mount)
-        .and_then(|()| fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty()));
-    made.map_err(|e| with_log(e.into(), context.as_fd())).context(what)
+    make_from(&mount.fs, &parameters(mount)).context(|| name(mount))
 }
 
-fn configure(context: BorrowedFd<'_>, mount: &Mount) -> rustix::io::Result<()> {
-    for (key, value) in parameters(mount) {
+/// Makes a file system of a type from its parameters, from within the calling thread.
+///
+/// # Errors
+/// fsopen(2), fsconfig(2) and fsmount(2), with what the file system has to say.
+pub(super) fn make_from(fs: &str, parameters: &[Parameter]) -> io::Result<OwnedFd> {
+    let context = fsopen(fs, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    let made = configure(context.as_fd(), parameters)
+        .and_then(|()| fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty()));
+    made.map_err(|e| with_log(e.into(), context.as_fd()))
+}
+
+fn configure(context: BorrowedFd<'_>, parameters: &[Parameter]) -> rustix::io::Result<()> {
+    for (key, value) in parameters {
         match value {
             Some(value) => fsconfig_set_string(context, key.as_os_str(), value.as_os_str())?,
             None => fsconfig_set_flag(context, key.as_os_str())?,
@@ -85,14 +92,27 @@ pub(super) fn make_in(husk: &mut Tracee, mount: &Mount) -> Result<OwnedFd> {
 
 /// As [`make_in`]; the husk keeps it, by the number that is returned as well.
 pub(super) fn make_numbered(husk: &mut Tracee, mount: &Mount) -> Result<(u64, OwnedFd)> {
-    let what = || name(mount);
+    make_from_in(husk, &mount.fs, &parameters(mount), || name(mount))
+}
+
+/// As [`make_from`], from within a husk, which keeps it by the number that is returned as well.
+///
+/// # Errors
+/// As [`make_from`], with `what` it was for; if the husk is gone.
+pub(super) fn make_from_in(
+    husk: &mut Tracee,
+    fs: &str,
+    parameters: &[Parameter],
+    what: impl FnOnce() -> String,
+) -> Result<(u64, OwnedFd)> {
     let mut batch = husk.batch();
-    let fs = batch.cstr(&mount.fs);
-    let opened = batch.call((libc::SYS_fsopen, [fs.0, FsOpenFlags::FSOPEN_CLOEXEC.bits().into()]));
-    let context = batch.run()?.expect(opened, || format!("fsopen {}", mount.fs))?;
+    let name = batch.cstr(fs);
+    let opened =
+        batch.call((libc::SYS_fsopen, [name.0, FsOpenFlags::FSOPEN_CLOEXEC.bits().into()]));
+    let context = batch.run()?.expect(opened, || format!("fsopen {fs}"))?;
 
     let mut batch = husk.batch();
-    for (key, value) in parameters(mount) {
+    for (key, value) in parameters {
         let key = batch.cstr(key.as_bytes()).0;
         let (command, value) = match value {
             Some(value) => (libc::FSCONFIG_SET_STRING, batch.cstr(value.as_bytes()).0),
@@ -122,7 +142,7 @@ pub(super) fn make_numbered(husk: &mut Tracee, mount: &Mount) -> Result<(u64, Ow
 }
 
 /// Adds what the file system had to say.
-pub(super) fn with_log(error: io::Error, context: BorrowedFd<'_>) -> io::Error {
+fn with_log(error: io::Error, context: BorrowedFd<'_>) -> io::Error {
     let mut line = [0u8; 256];
     match rustix::io::read(context, &mut line) {
         Ok(n) if n > 2 => {
