@@ -71,7 +71,12 @@ fn metrics(text: &str, name: &str, label: &str) -> BTreeMap<String, f64> {
     lines.filter_map(parse).collect()
 }
 
-/// How long the API server waits for the webhook.
+/// The limit of a bucket of a histogram.
+fn limit(name: &str) -> &str {
+    name.split("le=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap_or_default()
+}
+
+/// How long the API server waits for the webhook, and how long that takes by itself.
 fn reviews(cluster: &Cluster) {
     let pod = |number: usize| {
         json!({
@@ -87,8 +92,41 @@ fn reviews(cluster: &Cluster) {
     let text = cluster.kubectl("admin", &["get", "--raw", "/metrics"], "").unwrap();
     let name = "apiserver_admission_webhook_admission_duration_seconds_bucket";
     for (name, value) in metrics(&text, name, "pods.torpor.dev") {
-        let limit = name.split("le=\"").nth(1).and_then(|rest| rest.split('"').next());
-        eprintln!("the webhook: {value} within {} s", limit.unwrap_or_default());
+        eprintln!("the API server waits for the webhook: {value} within {} s", limit(&name));
+    }
+    let text = cluster.inside(&["curl", "-sk", "https://10.77.0.1:9443/metrics"]).stdout;
+    let text = String::from_utf8_lossy(&text);
+    for (name, value) in metrics(&text, "torpor_review_duration_seconds_bucket", "") {
+        eprintln!("the webhook by itself: {value} within {} s", limit(&name));
+    }
+    in_person(cluster);
+}
+
+/// How long a client waits for the webhook, which says so with better steps than the API server has.
+fn in_person(cluster: &Cluster) {
+    let review = json!({ "request": {
+        "uid": "r", "kind": { "kind": "Pod" }, "namespace": "default",
+        "userInfo": { "username": "system:serviceaccount:kube-system:job-controller" },
+        "object": { "metadata": { "name": "p" }, "spec": template("reviewed")["spec"] },
+    } });
+    let place = cluster.place.path();
+    fs::write(place.join("review"), review.to_string()).unwrap();
+    let one = format!(
+        "url = https://10.77.0.1:9443/review\ninsecure\nsilent\noutput = /dev/null\n\
+         data = @{}\nwrite-out = \"%{{http_code}} %{{time_total}}\\n\"\n",
+        place.join("review").display()
+    );
+    fs::write(place.join("reviews"), vec![one; REVIEWS].join("next\n")).unwrap();
+    // One connection for all of them, as the API server has.
+    let said = cluster.inside(&["curl", "-K", place.join("reviews").to_str().unwrap()]).stdout;
+    let said = String::from_utf8_lossy(&said);
+    let times = said.lines().filter_map(|line| line.strip_prefix("200 ")?.parse::<f64>().ok());
+    let mut times: Vec<f64> = times.collect();
+    times.sort_by(f64::total_cmp);
+    assert_eq!(times.len(), REVIEWS, "{said}");
+    for percent in [50, 90, 99, 100] {
+        let millis = times[(REVIEWS * percent).div_ceil(100) - 1] * 1000.0;
+        eprintln!("a client waits for the webhook: {percent} % within {millis:.1} ms");
     }
 }
 

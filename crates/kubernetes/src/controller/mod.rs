@@ -33,7 +33,7 @@ use crate::api::{Api, ApiArgs, GROUP};
 use crate::bell::{IDLE, ring, wait};
 use crate::error::{Context, Result};
 use crate::machine::MACHINE_PATH;
-use crate::metrics::Counters;
+use crate::metrics::{Counters, Histogram};
 use crate::peer::address;
 use crate::pod::GATED;
 use crate::time;
@@ -66,6 +66,10 @@ const COUNTERS: [(&str, &str); 6] = [
     ("moves_failed_total", "Pods that could not be moved."),
     ("keys_refused_total", "What agents were refused: keys of images, logins."),
 ];
+
+/// How long the API server waits for a webhook, but for what the network takes.
+const REVIEWS: (&str, &str) =
+    ("review_duration_seconds", "How long reviews of pods and jobs took, from request to answer.");
 
 /// The controller of a cluster.
 #[derive(Debug, Clone, Args)]
@@ -105,12 +109,8 @@ pub fn run(args: &ControllerArgs) -> Result<()> {
     let counters = Arc::new(Counters::new(COUNTERS));
     let listener = TcpListener::bind(args.listen).context(|| args.listen.to_string())?;
     {
-        let (api, certificate) = (api.clone(), Arc::clone(&certificate));
-        let desk = Arc::new(Desk {
-            api,
-            namespace: args.namespace.clone(),
-            counters: Arc::clone(&counters),
-        });
+        let certificate = Arc::clone(&certificate);
+        let desk = Arc::new(Desk::new(api.clone(), &args.namespace, Arc::clone(&counters)));
         thread::spawn(move || serve(&listener, &desk, &certificate));
     }
     let (bell, rung) = channel();
@@ -248,6 +248,7 @@ struct Desk {
     api: Api,
     namespace: String,
     counters: Arc<Counters<6>>,
+    reviews: Histogram,
 }
 
 fn serve(listener: &TcpListener, desk: &Arc<Desk>, certificate: &Arc<Mutex<Certificate>>) {
@@ -260,10 +261,18 @@ fn serve(listener: &TcpListener, desk: &Arc<Desk>, certificate: &Arc<Mutex<Certi
 }
 
 impl Desk {
+    fn new(api: Api, namespace: &str, counters: Arc<Counters<6>>) -> Self {
+        let reviews = Histogram::new(REVIEWS.0, REVIEWS.1);
+        Self { api, namespace: namespace.to_owned(), counters, reviews }
+    }
+
     fn answer(&self, request: &Request) -> Response {
         match request.path.as_str() {
             "/healthz" => return Response::text("text/plain", "ok"),
-            "/metrics" => return Response::text("text/plain; version=0.0.4", self.counters.text()),
+            "/metrics" => {
+                let text = self.counters.text() + &self.reviews.text();
+                return Response::text("text/plain; version=0.0.4", text);
+            }
             _ => {}
         }
         match for_agent(&self.api, &self.namespace, request) {
@@ -275,10 +284,13 @@ impl Desk {
             }
             None => {}
         }
+        let began = Instant::now();
         match serde_json::from_slice::<Value>(&request.body) {
             Ok(asked) if request.method == "POST" => {
                 let ask = Reviewer { api: self.api.clone() };
-                Response::json(&webhook::review(&asked, &ask))
+                let answer = Response::json(&webhook::review(&asked, &ask));
+                self.reviews.add(began.elapsed());
+                answer
             }
             _ => Response::problem(400, "this is no AdmissionReview"),
         }

@@ -606,11 +606,8 @@ impl Serving {
         let controller = controller(server);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("https://{}/healthz", listener.local_addr().unwrap());
-        let desk = Arc::new(Desk {
-            api: server.api("controller"),
-            namespace: "torpor-system".into(),
-            counters: Arc::clone(&controller.counters),
-        });
+        let counters = Arc::clone(&controller.counters);
+        let desk = Arc::new(Desk::new(server.api("controller"), "torpor-system", counters));
         let certificate = Arc::clone(&controller.certificate);
         thread::spawn(move || serve(&listener, &desk, &certificate));
         Self { controller, url }
