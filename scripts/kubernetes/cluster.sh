@@ -2,7 +2,8 @@
 # cluster.sh DIRECTORY TORPOR: a Kubernetes with two nodes on this machine, for tests, with Torpor in it. It is
 # there when DIRECTORY/ready is, and goes when the standard input ends. DIRECTORY/bin/kubectl is its kubectl, and
 # DIRECTORY/store the store of checkpoints, if TORPOR_STORE names none. What a node is to a registry is in
-# DIRECTORY/NODE/store.json. With TORPOR_IN_PODS its agents and controllers are pods of an image, as one apply makes them.
+# DIRECTORY/NODE/store.json. With TORPOR_IN_PODS its agents and controllers are pods of an image, as one apply makes them,
+# or as helm does if that is its value; helm is DIRECTORY/bin/helm then.
 # All processes are in a pid namespace of their own: nothing outlives it.
 set -euo pipefail
 
@@ -250,9 +251,19 @@ torpor_in_pods() {
 	# The API server, and each node, reach the pods of the other.
 	for n in 1 2; do ip route add "10.79.$n.0/24" via "10.77.0.1$n"; done
 	"$scripts/image.sh" docker.io/library/torpor:1 "$dir/torpor.tar" "$torpor"
-	torpor kubernetes manifests --image docker.io/library/torpor:1 --store "dir:$dir/store" >"$dir/all.yaml"
-	kubectl apply -f "$dir/all.yaml" >"$dir/log/apply.log" 2>&1
-	local address
+	local image=docker.io/library/torpor:1 store=dir:$dir/store address
+	if [ "$TORPOR_IN_PODS" = helm ]; then
+		cat >"$dir/bin/helm" <<-END
+			#!/bin/bash
+			exec $programs/helm --kubeconfig $dir/pki/admin.conf "\$@"
+		END
+		chmod +x "$dir/bin/helm"
+		helm install torpor "$scripts/../../crates/kubernetes/chart" --set "image=$image,store=$store" \
+			>"$dir/log/apply.log" 2>&1
+	else
+		torpor kubernetes manifests --image "$image" --store "$store" >"$dir/all.yaml"
+		kubectl apply -f "$dir/all.yaml" >"$dir/log/apply.log" 2>&1
+	fi
 	address=$(kubectl -n torpor-system get service torpor-webhook -o 'jsonpath={.spec.clusterIP}')
 	{ cat /etc/hosts; echo "$address torpor-webhook.torpor-system.svc"; } >"$dir/hosts"
 	mount --bind "$dir/hosts" /etc/hosts

@@ -1,5 +1,6 @@
 //! What helm makes of the chart.
 
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use super::cluster::{is_long, root};
@@ -7,8 +8,13 @@ use super::cluster::{is_long, root};
 /// The Kubernetes that the chart is for.
 const VERSION: [&str; 2] = ["--kube-version", "1.34.4"];
 
-/// The directory of helm, where it was built, or can be.
-fn helm(test: &str) -> Option<std::path::PathBuf> {
+/// The chart.
+pub fn place() -> PathBuf {
+    root().join("crates/kubernetes/chart")
+}
+
+/// The program helm, where it was built, or can be.
+pub fn helm(test: &str) -> Option<PathBuf> {
     if is_long() {
         let mut build = Command::new(root().join("scripts/kubernetes/build.sh"));
         let built = build.arg("--helm").stdin(Stdio::null()).stdout(Stdio::null()).status();
@@ -53,7 +59,7 @@ fn objects(all: &str) -> Vec<String> {
 #[test]
 fn helm_installs_what_the_command_prints() {
     let Some(helm) = helm("helm_installs_what_the_command_prints") else { return };
-    let chart = root().join("crates/kubernetes/chart");
+    let chart = place();
     let kinds = [
         ("torpor:latest", ""),
         ("example.org/torpor:1", "dir:/mnt/torpor"),
