@@ -69,7 +69,7 @@ impl Restore<'_> {
             return Err(Error::new(text));
         }
         if let Some(identity) = identity {
-            sealed::check(&images, identity)?;
+            sealed::check(&images, identity, !self.found.lazy)?;
         }
         ahead::link(dir, &images, &self.container.name)?;
         let archives = Archives::open(dir, identity)?;
