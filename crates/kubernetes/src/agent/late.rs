@@ -18,7 +18,7 @@ use torpor_images::feed::{RETURNS, SOCKET};
 use torpor_images::kind;
 
 use crate::error::{Context, Error, Result};
-use crate::message::{BEGUN, LOGS};
+use crate::message::{BEGUN, LOGS, ROUNDS, ROUNDS_DIR};
 use crate::pod::is_name;
 
 /// The list, in what comes first, of the files of pages that come late.
@@ -40,11 +40,39 @@ const PIECE: u64 = 256 << 10;
 /// How many pieces are brought at once, at most.
 const MOST: u64 = 8;
 
+/// Images whose memory comes late: those of a container, or of a round before them.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) struct LateImages {
+    /// The container.
+    pub container: String,
+    /// The number of the round, if they are one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub round: Option<u32>,
+}
+
+impl LateImages {
+    /// Where they are in the checkpoint in `dir`. Another node may have written what they are.
+    fn place(&self, dir: &Path) -> Result<PathBuf> {
+        let Self { container, round } = self;
+        if !is_name(container) {
+            return Err(Error::new(format!("{container:?} is no container")));
+        }
+        match round {
+            None => Ok(dir.join(CONTAINERS).join(container)),
+            Some(round) if (1..=ROUNDS).contains(round) => {
+                Ok(dir.join(ROUNDS_DIR).join(container).join(round.to_string()))
+            }
+            Some(round) => Err(Error::new(format!("{container} has no round {round}"))),
+        }
+    }
+}
+
 /// A file of pages that comes late.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LateFile {
-    /// The container whose memory it is.
-    pub container: String,
+    /// The images that it is one of.
+    #[serde(flatten)]
+    pub images: LateImages,
     /// Its number.
     pub id: u32,
     /// Its length.
@@ -62,20 +90,21 @@ impl LateFile {
     /// The file of pages that has this path in a checkpoint, if it is one.
     pub(super) fn at(path: &Path, len: u64) -> Option<Self> {
         let parts: Option<Vec<&str>> = path.iter().map(|part| part.to_str()).collect();
-        let [CONTAINERS, container, name] = parts?[..] else { return None };
+        let (container, round, name) = match parts?[..] {
+            [CONTAINERS, container, name] => (container, None, name),
+            [ROUNDS_DIR, container, round, name] => (container, Some(round.parse().ok()?), name),
+            _ => return None,
+        };
         let id = u32::try_from(kind::PAGES.id_of(name)?).ok()?;
-        Some(Self { container: container.to_owned(), id, len })
+        let images = LateImages { container: container.to_owned(), round };
+        // What is written otherwise is at another place.
+        let file = Self { images, id, len };
+        file.path(Path::new("")).is_ok_and(|found| found == path).then_some(file)
     }
 
-    /// Where it is in a checkpoint. Another node may have written what it is.
+    /// Where it is in a checkpoint.
     fn path(&self, dir: &Path) -> Result<PathBuf> {
-        match is_name(&self.container) {
-            true => {
-                let images = dir.join(CONTAINERS).join(&self.container);
-                Ok(images.join(kind::PAGES.file_name(self.id.into())))
-            }
-            false => Err(Error::new(format!("{:?} is no container", self.container))),
-        }
+        Ok(self.images.place(dir)?.join(kind::PAGES.file_name(self.id.into())))
     }
 
     /// Makes it, with nothing in it but a hole.
@@ -120,7 +149,7 @@ pub(super) fn prepare(dir: &Path, pod: &str) -> Result<()> {
     if len > MAX_LEN {
         return Err(Error::new(format!("{}: {len} bytes are too many", list.display())));
     }
-    containers(&files)?;
+    all_images(&files)?;
     files.iter().try_for_each(|file| file.make(dir))?;
     let logs = dir.join(LOGS);
     let note = Note { pod: pod.to_owned(), files };
@@ -131,11 +160,12 @@ pub(super) fn prepare(dir: &Path, pod: &str) -> Result<()> {
         .context(|| list.display().to_string())
 }
 
-/// The containers whose memory comes late.
-fn containers(files: &[LateFile]) -> Result<Vec<String>> {
-    let names: BTreeSet<&String> = files.iter().map(|file| &file.container).collect();
-    match names.len() {
-        0..=MAX_CONTAINERS => Ok(names.into_iter().cloned().collect()),
+/// The images whose memory comes late.
+fn all_images(files: &[LateFile]) -> Result<BTreeSet<LateImages>> {
+    let images: BTreeSet<LateImages> = files.iter().map(|file| file.images.clone()).collect();
+    let containers: BTreeSet<&String> = images.iter().map(|one| &one.container).collect();
+    match containers.len() {
+        0..=MAX_CONTAINERS => Ok(images),
         count => Err(Error::new(format!("{count} containers are too many"))),
     }
 }
@@ -284,8 +314,8 @@ pub(super) struct Late {
     pub pod: String,
     /// The files of pages.
     pub files: Vec<LatePages>,
-    /// A socket for each container.
-    pub doors: Vec<(String, UnixListener)>,
+    /// A socket for the images of each container, and for each round of them.
+    pub doors: Vec<(LateImages, UnixListener)>,
 }
 
 impl Late {
@@ -297,22 +327,28 @@ impl Late {
         let Some(Note { pod, files }) = read_json(&dir.join(LOGS).join(NOTE))? else {
             return Ok(None);
         };
-        let names = containers(&files)?;
+        let images = all_images(&files)?;
         let open = |file: LateFile| LatePages::open(dir, file);
         let files = files.into_iter().map(open).collect::<Result<Vec<_>>>()?;
-        let door = |name: String| -> Result<(String, UnixListener)> {
-            let listener = listen(&dir.join(CONTAINERS).join(&name))?;
-            Ok((name, listener))
+        let door = |images: LateImages| -> Result<(LateImages, UnixListener)> {
+            let listener = listen(&images.place(dir)?)?;
+            Ok((images, listener))
         };
-        let doors = names.into_iter().map(door).collect::<Result<Vec<_>>>()?;
+        let doors = images.into_iter().map(door).collect::<Result<Vec<_>>>()?;
         // It is tried again. There may be no such file.
         let _ = fs::remove_file(dir.join(LOGS).join(LOST));
         Ok(Some(Self { pod, files, doors }))
     }
 
-    /// The file of pages of a container with this number.
-    pub(super) fn file(&self, container: &str, id: u32) -> Option<&LatePages> {
-        self.files.iter().find(|file| file.what.container == container && file.what.id == id)
+    /// The file of pages with this number among these images.
+    pub(super) fn file(&self, images: &LateImages, id: u32) -> Option<&LatePages> {
+        self.files.iter().find(|file| file.what.images == *images && file.what.id == id)
+    }
+
+    /// Where the images are in the checkpoint in `dir`.
+    fn places(&self, dir: &Path) -> impl Iterator<Item = PathBuf> {
+        // Those that are nowhere have no socket.
+        self.doors.iter().filter_map(|(images, _)| images.place(dir).ok())
     }
 
     /// All is here: nobody has to ask any more who reads it.
@@ -324,9 +360,8 @@ impl Late {
         for pages in &self.files {
             pages.file.sync_data().context(|| kind::PAGES.file_name(pages.what.id.into()))?;
         }
-        let images = self.doors.iter().map(|(name, _)| dir.join(CONTAINERS).join(name));
         // The note last: whoever finds it looks after the others.
-        let shows = images.flat_map(|images| [images.join(SOCKET), images.join(RETURNS)]);
+        let shows = self.places(dir).flat_map(|images| [images.join(SOCKET), images.join(RETURNS)]);
         let mut shows = shows.chain([dir.join(LOGS).join(NOTE)]);
         shows.try_for_each(|path| match fs::remove_file(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -339,9 +374,9 @@ impl Late {
     /// The rest does not come: a container that has not begun with the checkpoint in `dir` is not to wait for somebody who
     /// comes back. The socket stays: whoever finds none takes all to be here.
     pub(super) fn leave(&self, dir: &Path) {
-        for (name, _) in &self.doors {
+        for images in self.places(dir) {
             // They only wait longer if it stays.
-            let _ = fs::remove_file(dir.join(CONTAINERS).join(name).join(RETURNS));
+            let _ = fs::remove_file(images.join(RETURNS));
         }
         let _ = fs::write(dir.join(LOGS).join(LOST), "");
     }
@@ -373,8 +408,16 @@ mod tests {
 
     use super::*;
 
+    fn images(container: &str, round: Option<u32>) -> LateImages {
+        LateImages { container: container.into(), round }
+    }
+
     fn file(container: &str, len: u64) -> LateFile {
-        LateFile { container: container.into(), id: 1, len }
+        LateFile { images: images(container, None), id: 1, len }
+    }
+
+    fn file_of(round: u32, len: u64) -> LateFile {
+        LateFile { images: images("main", Some(round)), id: 1, len }
     }
 
     /// A checkpoint whose list names `files`.
@@ -391,14 +434,18 @@ mod tests {
 
     #[test]
     fn files_of_pages_are_told_from_others() {
-        let of =
-            |path: &str| LateFile::at(Path::new(path), 7).map(|file| (file.container, file.id));
-        assert_eq!(of("containers/main/pages-12.img"), Some(("main".into(), 12)));
+        let of = |path: &str| LateFile::at(Path::new(path), 7).map(|file| (file.images, file.id));
+        assert_eq!(of("containers/main/pages-12.img"), Some((images("main", None), 12)));
+        assert_eq!(of("rounds/main/1/pages-3.img"), Some((images("main", Some(1)), 3)));
         for other in [
             "containers/main/pages-tags-1.img",
             "containers/main/pages-01.img",
             "containers/main/core-1.img",
-            "rounds/main/1/pages-1.img",
+            "rounds/main/01/pages-1.img",
+            "rounds/main/0/pages-1.img",
+            "rounds/main/9/pages-1.img",
+            "rounds/main/pages-1.img",
+            "rounds/main/1/core-1.img",
             "containers/pages-1.img",
             "containers/main/deep/pages-1.img",
         ] {
@@ -414,8 +461,10 @@ mod tests {
         assert!(comes_late(place.path()) && !place.path().join(LIST).exists());
         let late = Late::open(place.path()).unwrap().unwrap();
         assert_eq!(late.pod, "web-0");
-        let pages = late.file("main", 1).unwrap();
-        assert!(late.file("main", 2).is_none() && late.file("other", 1).is_none());
+        let pages = late.file(&images("main", None), 1).unwrap();
+        assert!(late.file(&images("main", None), 2).is_none());
+        assert!(late.file(&images("main", Some(1)), 1).is_none());
+        assert!(late.file(&images("other", None), 1).is_none());
         let brought = AtomicUsize::new(0);
         let bring = |_: &LateFile, part: &Range<u64>| {
             let len = usize::try_from(part.end - part.start).unwrap();
@@ -501,6 +550,8 @@ mod tests {
             vec![file("main", MAX_LEN + 1)],
             vec![there.clone(), there],
             vec![file("other", 1)],
+            vec![file_of(0, 1)],
+            vec![file_of(ROUNDS + 1, 1)],
         ] {
             let place = listed(&files);
             prepare(place.path(), "web-0").unwrap_err();
@@ -523,7 +574,7 @@ mod tests {
             let files: Vec<_> = (0..count).map(|n| file(&format!("c{n}"), 1)).collect();
             let place = listed(&files);
             for file in &files {
-                fs::create_dir(place.path().join(CONTAINERS).join(&file.container)).unwrap();
+                fs::create_dir(place.path().join(CONTAINERS).join(&file.images.container)).unwrap();
             }
             assert_eq!(prepare(place.path(), "web-0").is_ok(), fits);
         }

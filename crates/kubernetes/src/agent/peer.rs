@@ -163,11 +163,12 @@ fn answer(
 fn whole(node: &Node, request: &Request, namespace: &str, name: &str) -> Response {
     let had = request.number("rounds").and_then(|had| u32::try_from(had).ok()).unwrap_or(0);
     let is_early = request.query("pages") == Some("late");
+    let late_rounds = request.query("rounds") == Some("late");
     let Some(dir) = node.store.find(namespace, name).filter(|dir| !comes_late(dir)) else {
         return Response::problem(404, "the checkpoint is not here");
     };
     let body = Body::Stream(Box::new(move |to| match is_early {
-        true => pack_early(&dir, to),
+        true => pack_early(&dir, late_rounds, to),
         false => pack(&dir, had, to),
     }));
     Response { status: 200, kind: "application/x-tar", body }
@@ -238,7 +239,7 @@ pub(super) fn fetch(
 }
 
 /// Fetches what comes first of a checkpoint whose memory comes while `pod` runs, in the same way. An agent that knows of no
-/// such thing gives all of it.
+/// such thing gives all of it, or that of its rounds.
 ///
 /// # Errors
 /// As [`fetch`].
@@ -249,7 +250,7 @@ pub(super) fn fetch_early(
     dir: &Path,
     silence: Duration,
 ) -> Result<()> {
-    let path = format!("checkpoints/{}?pod={pod}&pages=late", place_of(checkpoint));
+    let path = format!("checkpoints/{}?pod={pod}&pages=late&rounds=late", place_of(checkpoint));
     unpack(asked(caller, checkpoint, &path, silence)?, dir)
 }
 

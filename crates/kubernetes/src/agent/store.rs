@@ -150,15 +150,16 @@ pub(super) fn size(dir: &Path) -> u64 {
 /// # Errors
 /// If it cannot be read, or the other end is gone.
 pub(super) fn pack(dir: &Path, had: u32, to: &mut dyn Write) -> std::io::Result<()> {
-    pack_without(dir, &mut Without { rounds: had, pages: None }, to)?.finish()
+    pack_without(dir, &mut Without { rounds: had, ..Without::default() }, to)?.finish()
 }
 
-/// The same without the memory that was copied last, and a list of what that lacks.
+/// The same without the memory that was copied last, and a list of what that lacks; without that of the rounds as well, if
+/// whoever asks knows that rounds may come late.
 ///
 /// # Errors
 /// As [`pack`].
-pub(super) fn pack_early(dir: &Path, to: &mut dyn Write) -> std::io::Result<()> {
-    let mut without = Without { rounds: 0, pages: Some(Vec::new()) };
+pub(super) fn pack_early(dir: &Path, late_rounds: bool, to: &mut dyn Write) -> std::io::Result<()> {
+    let mut without = Without { rounds: 0, pages: Some(Vec::new()), late_rounds };
     let mut archive = pack_without(dir, &mut without, to)?;
     let list = serde_json::to_vec(&without.pages)?;
     let mut header = Header::new_gnu();
@@ -169,11 +170,14 @@ pub(super) fn pack_early(dir: &Path, to: &mut dyn Write) -> std::io::Result<()> 
 }
 
 /// What is left out of a stream.
+#[derive(Default)]
 struct Without {
     /// The rounds up to this one.
     rounds: u32,
     /// The files of pages, which are noted here.
     pages: Option<Vec<LateFile>>,
+    /// Whether those of rounds are, too.
+    late_rounds: bool,
 }
 
 fn pack_without<'w>(
@@ -205,7 +209,7 @@ pub(super) fn pack_round(dir: &Path, round: u32, to: &mut dyn Write) -> std::io:
         for entry in fs::read_dir(container.path())? {
             let entry = entry?;
             if round_of(&parent.join(entry.file_name())) == Some(round) {
-                append(&mut archive, &entry, &parent, &mut Without { rounds: 0, pages: None })?;
+                append(&mut archive, &entry, &parent, &mut Without::default())?;
             }
         }
     }
@@ -238,6 +242,7 @@ fn append(
     if kind.is_file()
         && let Some(pages) = &mut without.pages
         && let Some(file) = LateFile::at(&name, entry.metadata()?.len())
+        && (without.late_rounds || file.images.round.is_none())
     {
         pages.push(file);
         return Ok(());
@@ -367,28 +372,35 @@ mod tests {
     #[test]
     fn memory_stays_where_it_is_and_the_rest_goes() {
         let place = tempfile::tempdir().unwrap();
-        let [dir, other] = ["dir", "other"].map(|name| place.path().join(name));
-        fs::create_dir(&other).unwrap();
-        let (pages, early) = (
-            "containers/main/pages-1.img",
+        let dir = place.path().join("dir");
+        let (memory, others) = (
+            ["containers/main/pages-1.img", "rounds/main/1/pages-1.img"],
             [
                 "containers/main/core-1.img",
-                "rounds/main/1/pages-1.img",
+                "rounds/main/1/core-1.img",
                 "containers/work/core-1.img",
             ],
         );
-        for name in early.into_iter().chain([pages]) {
+        for name in memory.into_iter().chain(others) {
             fs::create_dir_all(dir.join(name).parent().unwrap()).unwrap();
             fs::write(dir.join(name), "12345").unwrap();
         }
-        let mut bytes = Vec::new();
-        pack_early(&dir, &mut bytes).unwrap();
-        unpack(bytes.as_slice(), &other).unwrap();
-        assert!(early.iter().all(|name| other.join(name).exists()));
-        assert!(!other.join(pages).exists());
-        let list: Vec<LateFile> =
-            serde_json::from_slice(&fs::read(other.join(LIST)).unwrap()).unwrap();
-        assert_eq!(list, [LateFile { container: "main".into(), id: 1, len: 5 }]);
+        // Whoever does not know that rounds may come late gets them at once.
+        for late_rounds in [false, true] {
+            let other = place.path().join(format!("other-{late_rounds}"));
+            fs::create_dir(&other).unwrap();
+            let mut bytes = Vec::new();
+            pack_early(&dir, late_rounds, &mut bytes).unwrap();
+            unpack(bytes.as_slice(), &other).unwrap();
+            assert!(others.iter().all(|name| other.join(name).exists()));
+            assert_eq!(memory.map(|name| other.join(name).exists()), [false, !late_rounds]);
+            let list: Vec<LateFile> =
+                serde_json::from_slice(&fs::read(other.join(LIST)).unwrap()).unwrap();
+            let mut rounds: Vec<_> = list.iter().map(|file| file.images.round).collect();
+            rounds.sort_unstable();
+            assert_eq!(rounds, [None, Some(1)][..1 + usize::from(late_rounds)]);
+            assert!(list.iter().all(|file| (file.id, file.len) == (1, 5)));
+        }
     }
 
     #[test]

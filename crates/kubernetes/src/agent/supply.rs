@@ -18,7 +18,7 @@ use torpor_queue::http::{Body, Request, Response};
 use torpor_snapshot::feed;
 use torpor_worker::tell;
 
-use super::late::{Late, LateFile, comes_late, has_begun};
+use super::late::{Late, LateFile, LateImages, comes_late, has_begun};
 use super::node::Node;
 use super::peer::{Caller, PeerLine};
 use crate::checkpoint::path;
@@ -73,10 +73,13 @@ impl Node {
         (container, id): (&str, u32),
         request: &Request,
     ) -> Response {
+        // No round has a number that is none.
+        let round = request.number("round").map(|round| u32::try_from(round).unwrap_or(0));
         let number = |word: &str| request.number(word).unwrap_or_default();
         let part = number("from")..number("from").saturating_add(number("len"));
         let dir = self.store.find(namespace, name).filter(|dir| !comes_late(dir));
-        let file = LateFile { container: container.to_owned(), id, len: 0 };
+        let images = LateImages { container: container.to_owned(), round };
+        let file = LateFile { images, id, len: 0 };
         match dir.map(|dir| file.read(&dir, &part)) {
             None => Response::problem(404, "the checkpoint is not here"),
             Some(Err(error)) => Response::problem(404, &error.to_string()),
@@ -111,10 +114,10 @@ impl Supply<'_> {
     /// Brings everything, and meanwhile what the engine asks for.
     fn all(&self) -> Result<()> {
         thread::scope(|scope| {
-            for (container, door) in &self.late.doors {
+            for (images, door) in &self.late.doors {
                 let answer = move |stream| {
                     // It ends with whoever asks.
-                    scope.spawn(move || self.answer(container, stream));
+                    scope.spawn(move || self.answer(images, stream));
                 };
                 scope.spawn(move || attend(door, &self.is_over, answer));
             }
@@ -137,14 +140,17 @@ impl Supply<'_> {
     }
 
     /// Answers one who asks.
-    fn answer(&self, container: &str, mut stream: UnixStream) -> io::Result<()> {
+    fn answer(&self, images: &LateImages, mut stream: UnixStream) -> io::Result<()> {
         while self.asks(&stream) {
             let feed::Request { file, offset, len, .. } = feed::Request::read(&mut stream)?;
             let part = offset..offset.saturating_add(len);
-            let wanted = match self.late.file(container, file) {
+            let wanted = match self.late.file(images, file) {
                 _ if self.is_lost() => Err(Error::new("the memory does not come any more")),
                 Some(pages) => pages.want(&part, &|of, part| self.bring(of, part)),
-                None => Err(Error::new(format!("{container} has no file {file} of pages"))),
+                None => {
+                    let container = &images.container;
+                    Err(Error::new(format!("{container} has no file {file} of pages")))
+                }
             };
             if let Err(error) = &wanted {
                 tell!("{}/{}: {error}", self.namespace, self.name);
@@ -189,10 +195,11 @@ impl Supply<'_> {
             None => Arc::new(self.connect(caller)?),
         };
         let (namespace, name, pod) = (self.namespace, self.name, &line.pod);
-        let LateFile { container, id, .. } = of;
+        let LateFile { images: LateImages { container, round }, id, .. } = of;
         let len = part.end - part.start;
+        let round = round.map_or_else(String::new, |round| format!("&round={round}"));
         let path = format!(
-            "pages/{namespace}/{name}/{container}/{id}?pod={pod}&from={}&len={len}",
+            "pages/{namespace}/{name}/{container}/{id}?pod={pod}&from={}&len={len}{round}",
             part.start
         );
         let brought = line.peer.bytes(&path, len);

@@ -111,6 +111,30 @@ fn a_pod_begins_before_its_memory_is_there() {
 }
 
 #[test]
+fn what_was_copied_while_the_pod_ran_comes_late_as_well() {
+    let scene = Scene::new();
+    let dir = scene.nodes[0].store.find("a", &scene.name).unwrap();
+    let round = Path::new("rounds/main/1/pages-1.img");
+    fs::create_dir_all(dir.join(round).parent().unwrap()).unwrap();
+    let other: Vec<u8> = content().iter().map(|byte| !byte).collect();
+    fs::write(dir.join(round), &other).unwrap();
+    let shut = scene.gate.lock().unwrap();
+    let (dir, lazy) = scene.created();
+    assert!(lazy);
+    let files = || [Path::new(PAGES), round].map(|name| fs::read(dir.join(name)).unwrap());
+    assert_eq!(files(), [vec![0; LEN], vec![0; LEN]], "it is there already");
+    // The engine asks for the pages of each directory at the socket there.
+    let images = ImageDir::open(dir.join(round).parent().unwrap()).unwrap();
+    let of_round = Feed::of(&images).unwrap().unwrap();
+    drop(shut);
+    of_round.want(1, 0, 8192).unwrap();
+    assert_eq!(files()[1][..8192], other[..8192]);
+    until("all is there", || !comes_late(&dir));
+    assert_eq!(files(), [content(), other]);
+    assert!(!dir.join(round).with_file_name(SOCKET).exists());
+}
+
+#[test]
 fn a_pod_does_not_wait_for_memory_that_was_on_its_way_before_it() {
     let scene = Scene::new();
     let (at, node2) = (path("a", &scene.name), &scene.nodes[1]);
@@ -348,5 +372,9 @@ fn memory_goes_to_the_node_of_the_pod_alone() {
     assert!(refused(&at("web-1", "main/1")).contains("403"));
     for place in ["main/2", "other/1", "../main/1", "main/x"] {
         assert!(refused(&at("web-0", place)).contains("404"), "{place}");
+    }
+    for round in ["0", "1", "9"] {
+        let at = format!("{}&round={round}", at("web-0", "main/1"));
+        assert!(refused(&at).contains("404"), "{round}");
     }
 }
