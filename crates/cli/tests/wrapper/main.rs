@@ -459,6 +459,40 @@ fn a_container_gives_way_and_waits_restored_for_its_start() {
 }
 
 #[test]
+fn a_container_whose_start_was_killed_before_it_ran_is_restored_once_more() {
+    let Some(mut node) = Node::new("a_container_whose_start_was_killed") else { return };
+    let last = node.saved("old");
+    for (pod, action) in [("killed", "kill"), ("deleted", "delete")] {
+        node.bundle(pod);
+        assert!(node.create(pod).status.success(), "{}", node.log());
+        // As if it were killed before runc had thawed it: the agent has not heard of it either.
+        let runc = node.fails("resume", "");
+        assert!(!node.runc("start", &[pod]).status.success());
+        node.runc = runc;
+        assert!(node.begun(pod).exists() && node.told().is_none(), "{:?}", node.told());
+        // containerd removes what it finds created.
+        match action {
+            // It has ended when it is killed once more, which runc says.
+            "kill" => drop(node.runc("kill", &[pod, "9"])),
+            _ => node.good("delete", &["--force", pod]),
+        }
+        assert!(!node.begun(pod).exists(), "{action}: it has not begun");
+        assert_eq!(node.count(pod), Some(last), "{action}: it has run");
+        if action == "kill" {
+            until("it has ended", || (node.status(pod) == "stopped").then_some(()));
+            node.good("delete", &[pod]);
+        }
+    }
+    // One that has run has begun, however it ends.
+    node.bundle("new");
+    assert!(node.create("new").status.success(), "{}", node.log());
+    node.good("start", &["new"]);
+    node.counted("new", last + 5);
+    node.good("delete", &["--force", "new"]);
+    assert!(node.begun("new").exists());
+}
+
+#[test]
 fn a_container_that_cannot_be_restored_starts_cold() {
     let Some(mut node) = Node::new("a_container_that_cannot_be_restored") else { return };
     let last = node.saved("old");

@@ -28,6 +28,9 @@ const WAIT: Duration = Duration::from_secs(50);
 const STEP: Duration = Duration::from_millis(200);
 /// How often a round of a pod that moves may be refused: then it comes with the rest.
 const REFUSALS: u32 = 3;
+/// How long nobody is told what a wrapper alone has written down: if it was killed before the container began, that is taken
+/// back when containerd has removed the container.
+const SETTLES: Duration = Duration::from_secs(60);
 /// How long a container that may have no checkpoint waits for an API server that does not answer.
 const RETURNS: Duration = Duration::from_secs(20);
 
@@ -217,6 +220,11 @@ impl Node {
         let dir = self.store.find(namespace, name).filter(|_| !is_shared(object));
         let Some(dir) = dir else { return };
         for file in fs::read_dir(dir.join(LOGS).join(BEGUN)).into_iter().flatten().flatten() {
+            let written = file.metadata().and_then(|meta| meta.modified());
+            // A time to come shows that the clock was put back since.
+            if written.is_ok_and(|at| at.elapsed().is_ok_and(|since| since < SETTLES)) {
+                continue;
+            }
             let told = fs::read(file.path()).ok();
             let told = told.and_then(|bytes| serde_json::from_slice::<Ask>(&bytes).ok());
             let Some(Ask::Begins { container, restored, reason }) = told else { continue };

@@ -92,15 +92,15 @@ fn beginning(container: &Container, error: Option<&Error>) -> Ask {
     Ask::Begins { container: container.clone(), restored: error.is_none(), reason }
 }
 
-/// Writes down, and tells the agent, that a container begins now with the checkpoint in `dir`. Whoever is asked for it again
-/// finds what is written though the agent was not there to hear it.
-fn begins(container: &Container, dir: &Path, error: Option<&Error>) {
+/// Writes down that a container begins now with the checkpoint in `dir`, which is what the agent is to be told. Whoever is asked
+/// for the checkpoint again finds what is written though the agent was not there to hear it.
+fn begins(container: &Container, dir: &Path, error: Option<&Error>) -> Ask {
     let (told, file) = (beginning(container, error), begun(dir, container));
     if let (Some(parent), Ok(text)) = (file.parent(), serde_json::to_vec(&told)) {
         // What cannot be written here the agent still hears.
         let _ = fs::create_dir_all(parent).and_then(|()| fs::write(&file, text));
     }
-    let _ = ask(&socket(), &told, SHORT);
+    told
 }
 
 /// Tells the agent that a pod could not be saved.
@@ -190,7 +190,8 @@ impl Wrapper {
             let _ = ask(&socket(), &beginning(&container, Some(&error)), SHORT);
             return self.complain(&format!("restore: {error}"));
         }
-        begins(&container, &dir, Some(&error));
+        let told = begins(&container, &dir, Some(&error));
+        let _ = ask(&socket(), &told, SHORT);
         self.pass()
     }
 
@@ -212,21 +213,37 @@ impl Wrapper {
         let id = self.words.id().unwrap_or_default();
         // Before it does anything: until then it can be restored once more, if containerd is killed and makes
         // another one.
-        let bundle = bundle::of_container(&self.words.root(), &id);
-        let dir = fs::read(&mark).map(|dir| PathBuf::from(OsString::from_vec(dir)));
-        // An earlier version's mark says nothing.
-        let dir = dir.ok().filter(|dir| !dir.as_os_str().is_empty());
-        if let (Some(container), Some(dir)) = (bundle.and_then(|bundle| bundle.container), dir) {
-            begins(&container, &dir, None);
-        }
+        let told = self.restored_from().map(|(container, dir)| begins(&container, &dir, None));
         let resumed = call::runc(&self.words, "resume", &id);
         match resumed {
             Ok(()) => {
                 // A mark that stays says that it waits: `kill` then thaws what runs, which is no harm.
                 let _ = fs::remove_file(mark);
+                // It has begun, whether anybody hears of it or not.
+                let _ = told.map(|told| ask(&socket(), &told, SHORT));
                 ExitCode::SUCCESS
             }
             Err(error) => self.complain(&error.to_string()),
+        }
+    }
+
+    /// The container that waits, restored, and the checkpoint that it is from.
+    fn restored_from(&self) -> Option<(Container, PathBuf)> {
+        let bundle = bundle::of_container(&self.words.root(), &self.words.id()?)?;
+        let dir = PathBuf::from(OsString::from_vec(fs::read(self.mark()?).ok()?));
+        // An earlier version's mark says nothing.
+        let is_said = !dir.as_os_str().is_empty();
+        bundle.container.filter(|_| is_said).map(|container| (container, dir))
+    }
+
+    /// Ends a container that waits, restored. Whoever was to start it may have been killed after it had written down that the
+    /// container begins: if that stands still to its end, it has not, and another one can be restored.
+    fn end_waiting(&self) {
+        if save::end(&self.words, &self.words.id().unwrap_or_default())
+            && let Some((container, dir)) = self.restored_from()
+        {
+            // There is none if nobody was about to start it.
+            let _ = fs::remove_file(begun(&dir, &container));
         }
     }
 
@@ -237,7 +254,7 @@ impl Wrapper {
         let id = self.words.id().unwrap_or_default();
         if self.waits() {
             if deadly {
-                save::end(&self.words, &id);
+                self.end_waiting();
             }
             return self.pass();
         }
@@ -345,7 +362,7 @@ impl Wrapper {
 
     fn delete(&self) -> ExitCode {
         if self.waits() {
-            save::end(&self.words, &self.words.id().unwrap_or_default());
+            self.end_waiting();
         }
         self.pass()
     }

@@ -2,13 +2,13 @@
 
 use std::fs::{self, File};
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use torpor_kernel::cgroup;
+use torpor_kernel::cgroup::{self, Freezer};
 use torpor_snapshot::feed::is_fed;
 
 use super::ahead::{self, Key};
@@ -224,22 +224,34 @@ pub(super) fn volumes_in_use(words: &Words, uid: &str) -> Vec<Vec<Volume>> {
     running.map(|(_, bundle)| bundle.volumes()).collect()
 }
 
-/// The processes of a container.
-fn members(words: &Words, id: &str) -> Vec<i32> {
+/// The group of a container that freezes it.
+fn group(words: &Words, id: &str) -> Option<PathBuf> {
     let state = bundle::read_json(&words.root().join(id).join("state.json")).unwrap_or_default();
     let paths = &state["cgroup_paths"];
-    let dir = ["freezer", "pids", ""].iter().find_map(|name| paths[*name].as_str());
-    dir.map(|dir| cgroup::processes(Path::new(dir))).unwrap_or_default()
+    ["freezer", "pids", ""].iter().find_map(|name| paths[*name].as_str()).map(PathBuf::from)
 }
 
-/// Kills the processes of a frozen container, which die before they do anything more.
-pub(super) fn end(words: &Words, id: &str) {
+/// The processes of a container.
+fn members(words: &Words, id: &str) -> Vec<i32> {
+    group(words, id).map(|group| cgroup::processes(&group)).unwrap_or_default()
+}
+
+/// Kills the processes of a container that is frozen, which die before they do anything more. Whether it was frozen when all
+/// of them had to die.
+pub(super) fn end(words: &Words, id: &str) -> bool {
     for pid in members(words, id).into_iter().filter_map(Pid::from_raw) {
         // It may be gone.
         let _ = kill_process(pid, Signal::KILL);
     }
+    let was_frozen = is_frozen(words, id);
     // Version 1 of cgroups lets nothing frozen die.
     resume(words, id);
+    was_frozen
+}
+
+/// Whether the group of a container is frozen.
+fn is_frozen(words: &Words, id: &str) -> bool {
+    group(words, id).is_some_and(|group| Freezer::of(&group).is_set().unwrap_or(false))
 }
 
 /// Freezes a container that runs. runc gives up, and thaws it, where one of its tasks does not come to its turn for a
