@@ -183,7 +183,8 @@ pub enum Answer {
         recipient: Option<String>,
         /// How long it may take.
         seconds: u64,
-        /// Whether its memory is copied before it is frozen.
+        /// Whether its memory is copied before it is frozen, if the checkpoint was ordered. What has to go and is large is
+        /// in any case.
         #[serde(default)]
         ahead: bool,
     },

@@ -73,6 +73,33 @@ fn what_a_pod_has_not_changed_is_copied_before_it_is_frozen() {
     }
 }
 
+/// The same with 300 MB, in a shell's child that only holds them.
+const HOLDS_MUCH: &str = "awk 'BEGIN { s = sprintf(\"%1000000s\", \"x\"); for (i = 0; i < 300; i++) a[i] = s i; \
+                          print > \"/held\"; close(\"/held\"); while (1) system(\"exec sleep 100\") }' & \
+                          until [ -e /held ]; do /bin/sleep 0.02; done; i=0; while :; do i=$((i+1)); echo $i > /next; \
+                          /bin/mv /next /count; /bin/sleep 0.02; done";
+
+#[test]
+fn much_memory_of_a_pod_that_has_to_go_is_copied_before_it_is_frozen() {
+    let Some(mut node) = Node::new("much_memory_of_a_pod_that_has_to_go") else { return };
+    let (identity, key) = AgeIdentity::generate().unwrap();
+    *node.key.lock().unwrap() = Some((identity.recipient().to_string(), key.to_string()));
+    let last = node.saved_of(HOLDS_MUCH);
+    assert_eq!(node.not_saved(), None);
+    let checkpoint = node.path("checkpoint");
+    let rest = pages(&checkpoint.join("containers/main"));
+    let first = pages(&checkpoint.join("rounds/main/1"));
+    assert!(first > 300_000_000, "{first}");
+    assert!(rest * 4 < first, "{rest} of {first} bytes were copied when it was frozen");
+    assert!(!checkpoint.join("rounds/main/2").exists(), "one round is all that there is time for");
+    node.bundle("new");
+    assert!(node.create("new").status.success(), "{}", node.log());
+    node.good("start", &["new"]);
+    assert_eq!(node.told(), Some((true, String::new())));
+    node.counted("new", last + 5);
+    node.good("delete", &["--force", "new"]);
+}
+
 #[test]
 fn a_pod_that_moves_runs_until_each_round_is_where_it_goes() {
     let Some(mut node) = Node::new("a_pod_that_moves_runs_until_each_round") else { return };

@@ -99,7 +99,6 @@ impl Order {
     }
 
     fn answer(self, seconds: u64) -> Answer {
-        // What is done meanwhile would be time of its grace.
         Answer::Save { dir: self.dir, recipient: self.recipient, seconds, ahead: false }
     }
 }

@@ -19,6 +19,27 @@ use crate::message::{PARENT, ROUNDS, ROUNDS_DIR, round_made, round_sent, rounds_
 
 /// How often it is looked whether a round is where the pod moves to.
 const STEP: Duration = Duration::from_millis(50);
+/// A pod with less memory that has to go is not copied while it runs: a round takes some tenths of a second by itself.
+const MUCH: u64 = 256 << 20;
+/// How many bytes are copied in a second, at least, where a pod that has to go is copied while it runs.
+const PACE: u64 = 256 << 20;
+
+/// Whether memory is copied before a pod is frozen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ahead {
+    /// It is not.
+    No,
+    /// It is, in all rounds, which have as much time as the rest has.
+    Ordered,
+    /// The pod has to go: it is in one round, if it is much, and if that fits into a third of the time.
+    InItsGrace,
+}
+
+/// How long the one round of a pod that has to go may take, if there is one.
+fn part(memory: u64, left: Duration) -> Option<Duration> {
+    let part = left / 3;
+    (memory >= MUCH && Duration::from_secs(memory / PACE) <= part).then_some(part)
+}
 
 /// The directory of a round of a container in a checkpoint.
 fn place(dir: &Path, container: &str, round: u32) -> PathBuf {
@@ -103,18 +124,29 @@ impl Key {
 }
 
 impl Save<'_> {
-    /// Copies the memory of the pod while it runs. What goes wrong is no harm: more is copied when it is frozen.
+    /// Copies the memory of the pod while it runs. What goes wrong is no harm: more is copied when it is frozen. A pod that has
+    /// to go has as much time as is `left` for all of it.
     ///
     /// # Errors
     /// If what somebody else has frozen cannot be thawed, or not be frozen again.
-    pub(super) fn go_ahead(&self) -> Result<Option<Key>> {
+    pub(super) fn go_ahead(&self, left: Duration) -> Result<Option<Key>> {
+        let (count, time) = match self.ahead {
+            Ahead::No => return Ok(None),
+            Ahead::Ordered => (ROUNDS, self.limit),
+            // What somebody else has frozen stays so until its end.
+            Ahead::InItsGrace if !self.pod.held.is_empty() => return Ok(None),
+            Ahead::InItsGrace => match part(self.pod.memory(), left) {
+                Some(part) => (1, part),
+                None => return Ok(None),
+            },
+        };
         let key = self.recipient.map(|_| Key::new()).transpose()?;
         // containerd freezes a container before it asks for its checkpoint.
         let words = self.pod.words;
         let thawed = self.pod.held.iter().try_for_each(|id| call::runc(words, "resume", id));
         if thawed.is_ok() {
             // What is not copied now is copied then.
-            let _ = self.rounds(key.as_ref());
+            let _ = self.rounds(key.as_ref(), count, Instant::now() + time);
         }
         // Whatever becomes of one of them, containerd takes each to be frozen.
         let frozen = self.pod.held.iter().map(|id| match call::status(words, id) == "paused" {
@@ -125,9 +157,8 @@ impl Save<'_> {
         Ok(key)
     }
 
-    fn rounds(&self, key: Option<&Key>) -> Result<()> {
-        let until = Instant::now() + self.limit;
-        for round in 1..=ROUNDS {
+    fn rounds(&self, key: Option<&Key>, count: u32, until: Instant) -> Result<()> {
+        for round in 1..=count {
             for (id, bundle) in &self.pod.containers {
                 let name = bundle.container.as_ref().map(|c| c.name.as_str()).unwrap_or_default();
                 let images = place(self.dir, name, round);
@@ -154,5 +185,24 @@ impl Save<'_> {
         while asked && !round_sent(self.dir, round).exists() && Instant::now() < until {
             sleep(STEP);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_that_has_to_go_is_copied_ahead_if_there_is_time() {
+        let part = |mib: u64, seconds| {
+            let part = part(mib << 20, Duration::from_secs(seconds));
+            part.map(|part| part.as_secs())
+        };
+        assert_eq!(part(200, 600), None, "it is little");
+        assert_eq!(part(256, 2), None, "there is no time");
+        assert_eq!(part(256, 3), Some(1));
+        assert_eq!(part(2048, 28), Some(9));
+        assert_eq!(part(4096, 28), None);
+        assert_eq!(part(4096, 118), Some(39));
     }
 }

@@ -30,6 +30,7 @@ use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
 use crate::message::{Answer, Ask, Container, Hidden, LOGS, SOCKET, TAKEN, ask, begun};
+use ahead::Ahead;
 use bundle::Bundle;
 use words::Words;
 
@@ -275,6 +276,7 @@ impl Wrapper {
         let question = Ask::Checkpoint { container: container.clone() };
         match ask(&socket(), &question, SHORT) {
             Ok(Answer::Save { dir, recipient, seconds, ahead }) => {
+                let ahead = if ahead { Ahead::Ordered } else { Ahead::No };
                 self.save(&container, &dir, recipient.as_deref(), seconds, ahead, |_| LONG);
                 self.complain("the agent of the node has the checkpoint of the pod")
             }
@@ -289,10 +291,16 @@ impl Wrapper {
         // The answer comes late if another call saves the pod.
         let order = || ask(&socket(), &question, LONG);
         guard::apart(|| {
-            while let Ok(Answer::Save { dir, recipient, seconds, ahead }) = order()
-                && !self.save(container, &dir, recipient.as_deref(), seconds, ahead, hears)
-            {
-            }
+            while let Ok(Answer::Save { dir, recipient, seconds, .. }) = order()
+                && !self.save(
+                    container,
+                    &dir,
+                    recipient.as_deref(),
+                    seconds,
+                    Ahead::InItsGrace,
+                    hears,
+                )
+            {}
         });
     }
 
@@ -305,7 +313,7 @@ impl Wrapper {
         dir: &Path,
         recipient: Option<&str>,
         seconds: u64,
-        ahead: bool,
+        ahead: Ahead,
         patience: fn(Duration) -> Duration,
     ) -> bool {
         if !takes(dir) {

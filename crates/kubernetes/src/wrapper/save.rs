@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use torpor_kernel::cgroup::{self, Freezer};
+use torpor_kernel::proc;
 use torpor_snapshot::feed::is_fed;
 
-use super::ahead::{self, Key};
+use super::ahead::{self, Ahead, Key};
 use super::bundle::{self, Bundle, Volume};
 use super::call::{self, Limits};
 use super::layer::{self, Layer};
@@ -57,7 +58,7 @@ pub(super) struct Save<'a> {
     /// How long it may take.
     pub limit: Duration,
     /// Whether its memory is copied before it is frozen, as far as that goes.
-    pub ahead: bool,
+    pub ahead: Ahead,
 }
 
 /// What was saved of a pod, which is frozen still.
@@ -93,6 +94,14 @@ impl<'a> Pod<'a> {
         self.containers.iter().map(|(id, _)| id).filter(|id| !self.held.contains(id))
     }
 
+    /// How much memory it has that is in no file, in bytes.
+    pub(super) fn memory(&self) -> u64 {
+        let pids = self.containers.iter().flat_map(|(id, _)| members(self.words, id));
+        // What has ended has none.
+        let own = |pid| proc::status(pid).ok().and_then(|status| status.number("RssAnon", 10));
+        pids.filter_map(own).fold(0, |all: u64, kib| all.saturating_add(kib << 10))
+    }
+
     /// Lets it go on.
     pub(super) fn thaw(&self) {
         for id in self.ours() {
@@ -115,9 +124,11 @@ impl Save<'_> {
     /// If a container cannot be saved, or it takes too long. The caller thaws the pod.
     pub(super) fn take(&self) -> Result<Saved> {
         let waited = self.wait_for_memory()?;
-        let key = if self.ahead { self.go_ahead()? } else { None };
+        let began = Instant::now();
+        let left = self.limit.saturating_sub(waited);
+        let key = self.go_ahead(left)?;
         let since = Instant::now();
-        let until = since + self.limit.saturating_sub(waited);
+        let until = if self.ahead == Ahead::InItsGrace { began + left } else { since + left };
         self.pod.ours().try_for_each(|id| pause(self.pod.words, id, until))?;
         let work = self.dir.join("containers");
         fs::create_dir_all(&work).context(|| work.display().to_string())?;
