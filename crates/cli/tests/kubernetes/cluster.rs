@@ -222,7 +222,8 @@ impl Cluster {
 
     /// An urgent pod that takes the place of `app` on a node, since it needs so many processors.
     pub fn urgent(&self, node: &str, app: &str, share: &str) {
-        let mut container = container(&["sleep", "100000"], false);
+        let script = "echo runs; exec sleep 100000";
+        let mut container = container(&["sh", "-c", script], false);
         container["resources"]["requests"]["cpu"] = json!(share);
         self.apply(&json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": { "name": format!("urgent-{app}") },

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
@@ -209,27 +209,46 @@ fn what_a_large_pod_costs() {
         cluster.apply(&set("large", &large));
         preempted(&cluster, memory);
         cluster.delete(&["statefulset/large", "pod/urgent-large"]);
+        cluster.until("it has ended", || {
+            let pods = cluster.get(&["pods", "-l", "app=large"]);
+            pods["items"].as_array()?.is_empty().then_some(())
+        });
     }
+    // What Kubernetes takes by itself, of a pod that ends at once.
+    let mut other = template("large");
+    other["spec"].as_object_mut().unwrap().remove("runtimeClassName");
+    other["spec"]["containers"][0]["command"] = json!(["/shared/large", "1"]);
+    cluster.apply(&set("large", &other));
+    let (old, ..) = cluster.counting("large");
+    let runs = urgent_runs(&cluster, &old);
+    eprintln!("without Torpor, a pod that ends at once: the urgent pod runs after {runs:.1} s");
+}
+
+/// How many seconds after it was asked for an urgent pod runs that takes the place of another one.
+fn urgent_runs(cluster: &Cluster, old: &Value) -> f64 {
+    let asked = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    cluster.urgent(old["spec"]["nodeName"].as_str().unwrap(), "large", "1200m");
+    first_line(cluster, "urgent-large", "runs") - asked.as_secs_f64()
+}
+
+/// When a pod has said something first.
+fn first_line(cluster: &Cluster, pod: &str, word: &str) -> f64 {
+    let word = format!(" {word}");
+    cluster.until(&format!("{pod} says {word}"), || {
+        let log = cluster.kubectl("admin", &["logs", "--timestamps", pod], "").ok()?;
+        log.lines().find_map(|line| Some(seconds(line.split_once(&word)?.0)))
+    })
 }
 
 /// How long an urgent pod waits for a large one to give way, and that for its return.
 fn preempted(cluster: &Cluster, memory: &str) {
     let (old, told, began) = cluster.counting("large");
-    cluster.urgent(old["spec"]["nodeName"].as_str().unwrap(), "large", "1200m");
-    let urgent = cluster.until("the urgent pod runs", || {
-        let pod = cluster.get(&["pod", "urgent-large"]);
-        let runs = pod["status"]["containerStatuses"][0]["state"]["running"].is_object();
-        runs.then_some(pod)
-    });
-    let at = |pod: &Value, path: &str| seconds(pod.pointer(path).unwrap().as_str().unwrap());
-    let made = at(&urgent, "/metadata/creationTimestamp");
-    let runs = at(&urgent, "/status/containerStatuses/0/state/running/startedAt") - made;
+    let runs = urgent_runs(cluster, &old);
     let new = cluster.goes_on("large", &old["metadata"]["uid"], told, &began);
     assert_ne!(new["spec"]["nodeName"], old["spec"]["nodeName"]);
     let bound = condition(&new, "PodScheduled").unwrap()["lastTransitionTime"].as_str().unwrap();
     let name = new["metadata"]["name"].as_str().unwrap();
-    let log = cluster.kubectl("admin", &["logs", "--timestamps", name], "").unwrap();
-    let first = log.lines().find_map(|line| line.split_once(" tick ")).unwrap().0;
+    let first = first_line(cluster, name, "tick");
     let saved = cluster.until("all of it is there", || {
         let all = cluster.get(&["pcp"]);
         let mut all = all["items"].as_array()?.iter();
@@ -239,10 +258,10 @@ fn preempted(cluster: &Cluster, memory: &str) {
         (!comes).then_some(one)
     });
     eprintln!(
-        "{memory}: {} bytes, frozen for {} ms; the urgent pod runs after {runs:.0} s, the other one counts {:.1} s \
+        "{memory}: {} bytes, frozen for {} ms; the urgent pod runs after {runs:.1} s, the other one counts {:.1} s \
          after it has a node (a second less, perhaps)",
         saved["status"]["sizeBytes"],
         saved["status"]["frozenMilliseconds"],
-        seconds(first) - seconds(bound),
+        first - seconds(bound),
     );
 }
