@@ -55,6 +55,46 @@ fn a_pod_goes_on_if_whoever_saves_it_is_killed() {
 }
 
 #[test]
+fn a_restore_whose_call_is_killed_leaves_nothing() {
+    let Some(mut node) = Node::new("a_restore_whose_call_is_killed") else { return };
+    let last = node.saved("old");
+    // When runc has begun, and when it has made something.
+    for (pod, file) in [("begun", ""), ("made", "state.json")] {
+        node.bundle(pod);
+        let place = node.path("runc").join(node.id(pod));
+        let sign = place.join(file);
+        let mut call = node.begin_to_create(pod);
+        while !sign.exists() && call.try_wait().unwrap().is_none() {
+            std::thread::yield_now();
+        }
+        call.kill().unwrap();
+        let killed = !call.wait().unwrap().success();
+        until("nothing does anything any more", || (!node.is_busy()).then_some(()));
+        if killed {
+            assert!(!place.exists(), "{pod}: runc knows it");
+            assert_eq!(node.members(pod), "", "{pod}: what was restored is there");
+        }
+        assert_eq!(node.told(), None, "{pod}");
+    }
+    // One that containerd has forgotten: the kubelet kills what is in the groups of the pod.
+    node.bundle("forgotten");
+    assert!(node.create("forgotten").status.success(), "{}", node.log());
+    let members: std::collections::BTreeSet<i32> =
+        node.members("forgotten").lines().map(|pid| pid.parse().unwrap()).collect();
+    members.into_iter().for_each(kill);
+    let place = node.path("runc").join(node.id("forgotten"));
+    until("it is removed", || (!place.exists()).then_some(()));
+    assert_eq!(node.members("forgotten"), "");
+    assert_eq!((node.count("forgotten"), node.told()), (Some(last), None), "it has run");
+    node.bundle("new");
+    assert!(node.create("new").status.success(), "{}", node.log());
+    node.good("start", &["new"]);
+    assert_eq!(node.told(), Some((true, String::new())));
+    node.counted("new", last + 5);
+    node.good("delete", &["--force", "new"]);
+}
+
+#[test]
 fn a_pod_that_was_saved_does_as_the_agent_says_whoever_is_killed() {
     let Some(mut node) = Node::new("a_pod_that_was_saved_does_as_the_agent_says") else { return };
     node.running("pod");

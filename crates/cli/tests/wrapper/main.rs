@@ -291,12 +291,24 @@ impl Node {
     }
 
     fn create(&self, name: &str) -> Output {
+        self.begin_to_create(name).wait_with_output().unwrap()
+    }
+
+    fn begin_to_create(&self, name: &str) -> Child {
         let dir = self.path(name);
         let pid = dir.join("init.pid");
-        self.runc(
+        self.begin(
             "create",
             &["--bundle", dir.to_str().unwrap(), "--pid-file", pid.to_str().unwrap(), name],
         )
+    }
+
+    /// The processes in the groups of a container.
+    fn members(&self, name: &str) -> String {
+        let groups = fs::read_dir("/sys/fs/cgroup").unwrap().flatten().map(|entry| entry.path());
+        let groups = groups.chain(["/sys/fs/cgroup".into()]);
+        let procs = groups.map(|group| group.join(self.id(name)).join("cgroup.procs"));
+        procs.map(|procs| fs::read_to_string(procs).unwrap_or_default()).collect()
     }
 
     fn status(&self, name: &str) -> String {

@@ -129,6 +129,20 @@ impl Work {
     }
 }
 
+/// Ends what runc does with a container in calls of a wrapper that was killed.
+pub(super) fn stop_all(action: &str, id: &str) {
+    let does_it = |pid: &i32| {
+        let line = proc::bytes(*pid, "cmdline").unwrap_or_default();
+        let has = |word: &str| line.split(|byte| *byte == 0).any(|one| one == word.as_bytes());
+        has(action) && has(id)
+    };
+    // Each of these calls leads a group of its own.
+    for pid in proc::processes().filter(does_it).filter_map(Pid::from_raw) {
+        // It may have ended by itself.
+        let _ = kill_process_group(pid, Signal::KILL);
+    }
+}
+
 fn stop(child: &mut Child) {
     if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         // It may have ended by itself.

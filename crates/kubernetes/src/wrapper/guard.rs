@@ -8,12 +8,12 @@
 //! are closed, and meanwhile says nothing of the container, to a containerd neither that was started
 //! anew: after two seconds without a word that takes the container for lost and kills it.
 
-use std::fs::File;
 use std::io::{Read, Result, Write};
 use std::os::unix::net::UnixStream;
 use std::thread::sleep;
 use std::time::Duration;
 
+use rustix::fs::{Mode, OFlags, open};
 use rustix::process::{Pid, Signal, getpid, getsid, kill_process, set_child_subreaper, setsid};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 use torpor_kernel::proc;
@@ -60,15 +60,56 @@ pub(super) fn guarded(work: impl Fn(&Note), undo: impl Fn(&[u8])) {
     }
 }
 
+/// Does `work`. If this process is killed meanwhile, another one calls `undo`: what the work has started may run still. If
+/// the work succeeds, that one calls `watch` and may live on for a while.
+///
+/// The caller must have one thread. Where no process can be made, nobody undoes anything.
+pub(super) fn or_undone<T, E>(
+    work: impl FnOnce() -> std::result::Result<T, E>,
+    undo: impl FnOnce(),
+    watch: impl FnOnce(),
+) -> std::result::Result<T, E> {
+    const DONE: u8 = 0;
+    const FAILED: u8 = 1;
+    let Ok((mut words, line)) = UnixStream::pair() else { return work() };
+    let mut line = Some(line);
+    let guardian = fork(|| {
+        // The end of the call is the end of its line.
+        drop(line.take());
+        let _ = setsid().and_then(|_| quiet_streams());
+        let _ = set_name(c"torpor-undo");
+        let mut said = [0];
+        match words.read_exact(&mut said).map(|()| said) {
+            Ok([FAILED]) => {}
+            Ok(_) => watch(),
+            Err(_) => undo(),
+        }
+        0
+    });
+    let done = work();
+    if let (Ok(guardian), Some(mut line)) = (guardian, line) {
+        // One that has ended undoes nothing.
+        let _ = line.write_all(&[if done.is_ok() { DONE } else { FAILED }]);
+        if done.is_err() {
+            let _ = wait(guardian, true);
+        }
+    }
+    done
+}
+
+/// Lets go of the standard streams, which are those of the call.
+fn quiet_streams() -> rustix::io::Result<()> {
+    let null = open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    dup2_stdin(&null).and_then(|()| dup2_stdout(&null)).and_then(|()| dup2_stderr(&null))
+}
+
 /// Starts a process that lives `life`, and waits until it and its descendants have ended.
 fn start(life: impl FnOnce() -> i32) -> Result<()> {
-    let null = File::options().read(true).write(true).open("/dev/null")?;
     let (mut ours, theirs) = UnixStream::pair()?;
     let child = fork(|| {
         // Not to end with the group of the call.
         let _ = setsid();
-        let _ =
-            dup2_stdin(&null).and_then(|()| dup2_stdout(&null)).and_then(|()| dup2_stderr(&null));
+        let _ = quiet_streams();
         life()
     })?;
     // The other end is closed when all of them have ended, in whatever order.

@@ -24,6 +24,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -52,6 +53,10 @@ const FETCH: Duration = Duration::from_secs(80);
 /// How long it may take until a container is restored. The kubelet gives a call two minutes: if it was in vain, the
 /// container starts cold in what is left.
 const RESTORE: Duration = Duration::from_secs(105);
+/// How long a container waits, restored, for its start: the kubelet gives two minutes for both.
+const WAITS_FOR_START: Duration = Duration::from_secs(150);
+/// How often it is looked whether it does.
+const LOOK: Duration = Duration::from_millis(100);
 /// How long another container of the pod may take to save it.
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -206,7 +211,23 @@ impl Wrapper {
         let id = self.words.id().ok_or_else(|| Error::new("no container is named"))?;
         let restore =
             restore::Restore { words: &self.words, id: &id, bundle, container, found, until };
-        restore.run(&self.words.root().join(&id).join(WAITS))
+        let mark = self.words.root().join(&id).join(WAITS);
+        let undo = || {
+            self.end_waiting();
+            restore.abandon();
+        };
+        // What waits, frozen, dies of no signal: nobody else could end it whom containerd has forgotten.
+        let watch = || {
+            let until = Instant::now() + WAITS_FOR_START;
+            // Where the mark stays by mistake, it is thawed nevertheless.
+            while mark.exists() && save::is_frozen(&self.words, &id) {
+                if Instant::now() >= until || save::is_killed(&self.words, &id) {
+                    return undo();
+                }
+                sleep(LOOK);
+            }
+        };
+        guard::or_undone(|| restore.run(&mark), undo, watch)
     }
 
     fn start(&self) -> ExitCode {

@@ -136,6 +136,20 @@ impl Restore<'_> {
 
     /// Makes everything what it was. That its memory was to come late is no harm: that of a cold start does not.
     fn undo(&self, layer: &Layer, filled: &Filled) -> Result<()> {
+        self.remove();
+        filled.undo()?;
+        layer.reset()
+    }
+
+    /// Ends a restore whose call was killed, and removes what it has left: nobody knows of this container. Another one has
+    /// a layer of its own, and finds out what was done to the volumes.
+    pub(super) fn abandon(&self) {
+        call::stop_all("restore", self.id);
+        self.remove();
+    }
+
+    /// Removes what runc has left of the container.
+    fn remove(&self) {
         // A runc that fails by itself leaves nothing. One that was killed does.
         for _ in 0..ATTEMPTS {
             if !self.words.root().join(self.id).exists() {
@@ -149,7 +163,5 @@ impl Restore<'_> {
             // says so.
             let _ = call::within(&mut delete, call::SHORT);
         }
-        filled.undo()?;
-        layer.reset()
     }
 }

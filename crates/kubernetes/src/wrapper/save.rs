@@ -255,14 +255,26 @@ pub(super) fn end(words: &Words, id: &str) -> bool {
         let _ = kill_process(pid, Signal::KILL);
     }
     let was_frozen = is_frozen(words, id);
-    // Version 1 of cgroups lets nothing frozen die.
-    resume(words, id);
+    let freezer = group(words, id).map(|group| Freezer::of(&group));
+    // Version 1 of cgroups lets nothing frozen die. By way of runc it takes longer than some callers live.
+    if !freezer.is_some_and(|freezer| freezer.set(false).is_ok()) {
+        resume(words, id);
+    }
     was_frozen
 }
 
 /// Whether the group of a container is frozen.
-fn is_frozen(words: &Words, id: &str) -> bool {
+pub(super) fn is_frozen(words: &Words, id: &str) -> bool {
     group(words, id).is_some_and(|group| Freezer::of(&group).is_set().unwrap_or(false))
+}
+
+/// Whether somebody has killed a process of a container, which does not die as long as it is frozen.
+pub(super) fn is_killed(words: &Words, id: &str) -> bool {
+    const KILL: u64 = 1 << (Signal::KILL.as_raw() - 1);
+    members(words, id).into_iter().any(|pid| {
+        let pending = |name| proc::status(pid).ok().and_then(|status| status.number(name, 16));
+        ["SigPnd", "ShdPnd"].into_iter().filter_map(pending).any(|set| set & KILL != 0)
+    })
 }
 
 /// Freezes a container that runs. runc gives up, and thaws it, where one of its tasks does not come to its turn for a
