@@ -1,9 +1,14 @@
-//! Files with holes: where between those the data is.
+//! Files with holes: where between those the data is, and copies that have the same holes.
 
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
 use std::os::fd::AsFd;
 
-use rustix::fs::{SeekFrom, seek};
+use rustix::fs::{SeekFrom, ioctl_ficlone, seek};
 use rustix::io::{Errno, Result};
+
+/// So many bytes are copied before it is told.
+const STEP: u64 = 16 << 20;
 
 /// The first stretch of data at or behind `at` in the first `size` bytes of a file: offset and length. Where the file
 /// system does not tell holes, it is all the rest. The position of the file is another one afterwards.
@@ -24,11 +29,44 @@ pub fn next_data(file: impl AsFd, at: u64, size: u64) -> Result<Option<(u64, u64
     Ok(Some((start, end.min(size).saturating_sub(start))))
 }
 
+/// Copies a file to an empty one: at once where their file system lets both have the same blocks (reflink), else what is
+/// no hole. `copied` is told each time that some bytes of it are there.
+///
+/// # Errors
+/// If the file cannot be read, or the other cannot be written: its disk is full, for example; what `copied` fails with.
+pub fn copy(
+    from: &File,
+    to: &File,
+    copied: &mut dyn FnMut(u64) -> io::Result<()>,
+) -> io::Result<()> {
+    let size = from.metadata()?.len();
+    if ioctl_ficlone(to, from).is_ok() {
+        return copied(size);
+    }
+    let (mut source, mut target, mut next) = (from, to, 0);
+    while let Some((start, len)) = next_data(from, next, size)? {
+        next = start + len;
+        source.seek(io::SeekFrom::Start(start))?;
+        target.seek(io::SeekFrom::Start(start))?;
+        let mut left = len;
+        while left > 0 {
+            let count = io::copy(&mut source.take(left.min(STEP)), &mut target)?;
+            if count == 0 {
+                break;
+            }
+            left -= count;
+            copied(count)?;
+        }
+    }
+    target.flush()?;
+    to.set_len(size)
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::os::unix::fs::FileExt;
+    use std::os::unix::fs::{FileExt, MetadataExt};
 
     use super::*;
 
@@ -46,5 +84,30 @@ mod tests {
         assert_eq!(next(HOLE + 1, HOLE + 3), Some((HOLE + 1, 2)));
         assert_eq!(next(HOLE + len, 3 * HOLE), None);
         assert_eq!((next(HOLE, HOLE), next(4 * HOLE, 4 * HOLE)), (None, None));
+    }
+
+    #[test]
+    fn what_is_copied_is_told_and_nothing_else_is_copied() {
+        const SIZE: u64 = 1 << 40;
+        let [from, to] = [(); 2].map(|()| tempfile::tempfile().unwrap());
+        from.set_len(SIZE).unwrap();
+        let large = vec![b'x'; usize::try_from(STEP).unwrap() + 1];
+        from.write_all_at(&large, SIZE / 2).unwrap();
+        let mut told = Vec::new();
+        copy(&from, &to, &mut |bytes| {
+            told.push(bytes);
+            Ok(())
+        })
+        .unwrap();
+        let mut read = vec![0; large.len()];
+        to.read_exact_at(&mut read, SIZE / 2).unwrap();
+        let meta = to.metadata().unwrap();
+        assert!(read == large && meta.len() == SIZE && meta.blocks() * 512 < SIZE / 2);
+        // Where blocks are shared, all of it is there at once.
+        assert!(told == [SIZE] || (told[0] == STEP && told.len() == 2), "{told:?}");
+        let failed = copy(&from, &tempfile::tempfile().unwrap(), &mut |_| {
+            Err(io::ErrorKind::BrokenPipe.into())
+        });
+        assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
     }
 }

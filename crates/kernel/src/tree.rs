@@ -119,21 +119,41 @@ pub fn file(root: impl AsFd, name: &Path, id: Id) -> Result<File> {
 /// # Errors
 /// If the directory cannot be read, or something in it cannot be looked at.
 pub fn list(dir: &File, name: &Path) -> Result<Vec<Entry>> {
-    let mut found = Vec::new();
+    Ok(list_with_mounts(dir, name)?.0)
+}
+
+/// The same, and the names of what is mounted there.
+///
+/// # Errors
+/// As [`list`].
+pub fn list_with_mounts(dir: &File, name: &Path) -> Result<(Vec<Entry>, Vec<PathBuf>)> {
+    let (mut found, mut mounted) = (Vec::new(), Vec::new());
     for entry in Dir::read_from(dir)? {
         let entry = entry?;
         let own = Path::new(OsStr::from_bytes(entry.file_name().to_bytes()));
         if own == Path::new(".") || own == Path::new("..") {
             continue;
         }
-        let looked = open(dir, own, OFlags::PATH).and_then(|it| look(it, name.join(own)));
-        match looked {
+        match entry_of(dir, own, name.join(own)) {
             Ok(entry) => found.push(entry),
-            Err(Errno::NOENT | Errno::XDEV) => {}
+            Err(Errno::NOENT) => {}
+            Err(Errno::XDEV) => mounted.push(name.join(own)),
             Err(errno) => return Err(errno),
         }
     }
-    Ok(found)
+    Ok((found, mounted))
+}
+
+/// Looks at what has this name in a directory.
+///
+/// # Errors
+/// `ENOENT` if nothing has, `EXDEV` if it is mounted there.
+pub fn entry(dir: &File, name: &Path) -> Result<Entry> {
+    entry_of(dir, name, name.to_owned())
+}
+
+fn entry_of(dir: &File, own: &Path, name: PathBuf) -> Result<Entry> {
+    open(dir, own, OFlags::PATH).and_then(|it| look(it, name))
 }
 
 fn look(it: OwnedFd, name: PathBuf) -> Result<Entry> {

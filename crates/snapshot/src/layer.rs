@@ -10,14 +10,14 @@
 
 use std::collections::HashMap;
 use std::fs::{File, Metadata, Permissions};
-use std::io::{self, Seek, SeekFrom};
+use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{SeekFrom as At, Timespec, Timestamps, futimens, ioctl_ficlone, seek, statfs};
-use rustix::io::Errno;
+use rustix::fs::{Timespec, Timestamps, futimens, statfs};
 use rustix::time::{ClockId, clock_gettime};
+use torpor_kernel::sparse;
 use torpor_kernel::tree::{Attributes, Id, id};
 use torpor_sys::writeback::write_back;
 
@@ -162,7 +162,7 @@ impl<'l> Layer<'l> {
         let path = self.pool.join(format!("{}-{}", meta.dev(), meta.ino()));
         // One that is not finished is none.
         self.copies.remove(&id(meta));
-        copy(file, &File::create(&path)?)?;
+        sparse::copy(file, &File::create(&path)?, &mut |_| Ok(()))?;
         let attributes = attributes::of(file)?;
         self.copies.insert(id(meta), Copied { path, attributes, was });
         Ok(())
@@ -190,35 +190,10 @@ pub fn dress(changes: &[Change]) -> Result<()> {
     Ok(())
 }
 
-/// Copies a file to an empty one: at once where the file system shares their blocks, else what is no hole.
-fn copy(from: &File, to: &File) -> io::Result<()> {
-    if ioctl_ficlone(to, from).is_ok() {
-        return Ok(());
-    }
-    let size = from.metadata()?.len();
-    to.set_len(size)?;
-    let mut at = 0;
-    while at < size {
-        let start = match seek(from, At::Data(at)) {
-            Ok(start) => start,
-            Err(Errno::NXIO) => break,
-            Err(errno) => return Err(errno.into()),
-        };
-        let end = seek(from, At::Hole(start))?;
-        let (mut source, mut target) = (from, to);
-        source.seek(SeekFrom::Start(start))?;
-        target.seek(SeekFrom::Start(start))?;
-        io::copy(&mut io::Read::take(source, end - start), &mut target)?;
-        at = end;
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use std::fs;
-    use std::os::unix::fs::FileExt;
     use std::time::SystemTime;
 
     use super::*;
@@ -297,23 +272,5 @@ mod tests {
         // Of whole seconds.
         assert_eq!(at(second).settled(second + more), None);
         assert!(at(second).settled(second + SECONDS + more).is_some());
-    }
-
-    #[test]
-    fn holes_stay_holes() {
-        let dir = tempfile::tempdir().unwrap();
-        let from = File::create_new(dir.path().join("from")).unwrap();
-        from.write_at(b"data", 1 << 30).unwrap();
-        from.set_len(1 << 40).unwrap();
-        let from = File::open(dir.path().join("from")).unwrap();
-        let to = File::create_new(dir.path().join("to")).unwrap();
-        copy(&from, &to).unwrap();
-        let meta = to.metadata().unwrap();
-        assert_eq!(meta.len(), 1 << 40);
-        assert!(meta.blocks() < 1 << 20);
-        let to = File::open(dir.path().join("to")).unwrap();
-        let mut read = [0; 4];
-        to.read_exact_at(&mut read, 1 << 30).unwrap();
-        assert_eq!(&read, b"data");
     }
 }
