@@ -2,13 +2,15 @@
 //! one after the other.
 //!
 //! What is unpacked was sent by another machine and is checked as such: names stay below
-//! the directory, nothing that is there is written to, and no way leads over a link. What lies in the directory itself
-//! is read and written later: that are files and directories only.
+//! the directory, nothing that is there is written to, and no way leads over a link. Only the job's own directories, in its
+//! checkpoints, may have anything in them. All else is opened by its names later: at any depth that are files and
+//! directories only, but for links from images to those that they build on.
 //!
 //! A directory comes before all that is in it, and what is in it before anything else. Paths in the list are not longer
 //! than paths can be: where they become long the list says so, and goes on with paths from there.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
@@ -17,11 +19,14 @@ use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Timestamps, linkat, mkdirat, openat2};
 use serde::{Deserialize, Serialize};
+use torpor_images::dir::PARENT_LINK;
 use torpor_kernel::tree;
 
 use crate::holes;
 use crate::marks::{self, Attributes, Marks};
+use crate::name::AnyPath;
 use crate::order::{self, Extent};
+use crate::shepherd::OWN;
 use crate::shepherd::pump::has_room;
 use crate::walk::{LONG, Step, Top, Walk, Way};
 
@@ -34,7 +39,7 @@ const MOST_EXTENTS: usize = 10_000;
 /// One thing that is sent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Entry {
-    path: PathBuf,
+    path: AnyPath,
     what: What,
     mode: u32,
     uid: u32,
@@ -54,8 +59,10 @@ enum What {
     /// A file of this size with holes: what is between those.
     Sparse(u64, Vec<Extent>),
     /// A file that came before, by its name in what came before.
-    There(PathBuf),
-    Link(PathBuf),
+    There(AnyPath),
+    /// One more name of a file of this list, by its first.
+    Same(AnyPath),
+    Link(AnyPath),
     Fifo,
     Whiteout,
     /// From here on paths are those below this directory, which came before.
@@ -67,7 +74,7 @@ enum What {
 impl Entry {
     fn of(path: PathBuf, what: What, meta: &Metadata, attributes: Attributes) -> Self {
         Self {
-            path,
+            path: path.into(),
             what,
             mode: meta.mode() & 0o7777,
             uid: meta.uid(),
@@ -80,7 +87,7 @@ impl Entry {
     /// One that says something of those after it.
     fn turn(path: PathBuf, what: What) -> Self {
         let attributes = Attributes::new();
-        Self { path, what, mode: 0, uid: 0, gid: 0, mtime: (0, 0), attributes }
+        Self { path: path.into(), what, mode: 0, uid: 0, gid: 0, mtime: (0, 0), attributes }
     }
 
     fn marks(&self) -> Marks {
@@ -191,6 +198,7 @@ fn bytes_of(entries: &[Entry]) -> u64 {
 fn collect(root: &Path, there: &There, wanted: impl Fn(&Path) -> bool) -> io::Result<Vec<Entry>> {
     let mut found = Vec::new();
     let mut walk = Walk::of(root)?;
+    let mut several = There::new();
     // Of the directories on the way those from which paths go on: how many steps lead to each.
     let mut bases = Vec::new();
     while let Some(step) = walk.step() {
@@ -219,27 +227,37 @@ fn collect(root: &Path, there: &There, wanted: impl Fn(&Path) -> bool) -> io::Re
             if entry.meta.is_dir() {
                 walk.descend(&entry.name);
             } else {
-                found.extend(look(&dir, path, entry, there)?);
+                let several = bases.is_empty().then_some(&mut several);
+                found.extend(look(&dir, path, entry, there, several)?);
             }
         }
     }
     Ok(found)
 }
 
-/// What is sent of something in a directory that is none itself.
+/// What is sent of something in a directory that is none itself. Of files of the job that have more than one name,
+/// `several` are those that were seen, where paths are short.
 fn look(
     dir: &File,
     path: PathBuf,
     tree::Entry { name, meta, link }: tree::Entry,
     there: &There,
+    several: Option<&mut There>,
 ) -> io::Result<Option<Entry>> {
     let mut attributes = Attributes::new();
-    let what = if let Some(name) = there.get(&tree::id(&meta)) {
-        What::There(name.clone())
+    let id = tree::id(&meta);
+    let first = several.as_ref().and_then(|several| several.get(&id));
+    let what = if let Some(name) = there.get(&id) {
+        What::There(name.clone().into())
     } else if let Some(link) = link {
-        What::Link(link)
+        What::Link(link.into())
+    } else if let Some(first) = first {
+        What::Same(first.clone().into())
     } else if meta.is_file() {
-        let file = tree::file(dir, &name, tree::id(&meta))?;
+        if let Some(several) = several.filter(|_| meta.nlink() > 1) {
+            several.insert(id, path.clone());
+        }
+        let file = tree::file(dir, &name, id)?;
         attributes = marks::attributes(&file)?;
         let name = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name);
         content(&file, &name, &meta)?
@@ -318,20 +336,21 @@ pub(crate) fn unpack(from: &mut dyn Read, to: &Path, there: Option<&Path>) -> io
     unpacking.finish()
 }
 
-/// Looks whether entries may be unpacked.
+/// Looks whether entries may be unpacked. In the job's own directories there may be anything; all else is the queue's, and
+/// the engine's, which open it by its names.
 fn check(entries: &[Entry]) -> io::Result<()> {
     let mut bases = 0_usize;
     for entry in entries {
-        let name = entry.path.display();
+        let refused = |why: &str| Err(io::Error::other(format!("{} {why}", entry.path.display())));
         if entry.what == What::Leave {
             let before = bases.checked_sub(1);
             bases = before.ok_or_else(|| io::Error::other("the list leaves its directory"))?;
         } else if !is_below(&entry.path) {
-            return Err(io::Error::other(format!("{name} is no name below")));
-        } else if bases == 0 && !is_plain(entry) {
-            return Err(io::Error::other(format!("{name} is neither a file nor a directory")));
+            return refused("is no name below");
         } else if bases == 0 && is_of_a_run(&entry.path) {
-            return Err(io::Error::other(format!("{name} is of a run, which stays where it is")));
+            return refused("is of a run, which stays where it is");
+        } else if bases == 0 && !is_own(&entry.path) && !is_plain(entry) {
+            return refused("is neither a file nor a directory, and none of the job's own");
         }
         bases += usize::from(entry.what == What::Enter);
     }
@@ -340,6 +359,7 @@ fn check(entries: &[Entry]) -> io::Result<()> {
 
 /// What is being unpacked.
 struct Unpacking<'u> {
+    to: &'u Path,
     there: Option<&'u Path>,
     top: Top,
     /// The way to the directory below which paths are now.
@@ -353,11 +373,11 @@ struct Unpacking<'u> {
 }
 
 impl<'u> Unpacking<'u> {
-    fn new(to: &Path, there: Option<&'u Path>) -> io::Result<Self> {
+    fn new(to: &'u Path, there: Option<&'u Path>) -> io::Result<Self> {
         let (mut top, way) = (Top::at(to)?, Way::default());
         let [base, parent] = [top.dir(&way)?, top.dir(&way)?];
         let parent = (PathBuf::new(), parent);
-        Ok(Self { there, top, way, base, parent, unfinished: vec![Vec::new()] })
+        Ok(Self { to, there, top, way, base, parent, unfinished: vec![Vec::new()] })
     }
 
     fn take(&mut self, entry: &'u Entry, from: &mut dyn Read) -> io::Result<()> {
@@ -374,7 +394,7 @@ impl<'u> Unpacking<'u> {
             return self.follow();
         }
         let name = Path::new(entry.path.file_name().unwrap_or_default());
-        let (there, dir) = (self.there, self.parent_of(&entry.path)?);
+        let (to, there, dir) = (self.to, self.there, self.parent_of(&entry.path)?);
         match &entry.what {
             What::Dir => {
                 mkdirat(dir, name, Mode::RWXU)?;
@@ -395,12 +415,16 @@ impl<'u> Unpacking<'u> {
                 let there = there.ok_or_else(|| io::Error::other("nothing came before"))?;
                 link(there, file, dir, name)?;
             }
+            What::Same(file) => link(to, file, dir, name)?,
             What::Fifo => {
                 let pipe = marks::make_fifo(dir, name)?;
                 entry.marks().give(&pipe, &entry.attributes)?;
             }
             What::Whiteout => marks::make_whiteout(dir, name)?,
-            What::Link(target) => marks::make_link(dir, name, target, (entry.uid, entry.gid))?,
+            What::Link(target) => {
+                marks::make_link(dir, name, target)?;
+                marks::give_link(dir, name, (entry.uid, entry.gid))?;
+            }
             What::Enter | What::Leave => {}
         }
         Ok(())
@@ -445,7 +469,7 @@ impl<'u> Unpacking<'u> {
     }
 }
 
-/// Makes `name` in `dir` one more name of the file `file` below `there`. Owner, mode and time are the same
+/// Makes `name` in `dir` one more name of the file `file` below `there`, where all has come from elsewhere. Owner, mode and time are the same
 /// file's, and so right already.
 fn link(there: &Path, file: &Path, dir: &File, name: &Path) -> io::Result<()> {
     let root = File::open(there)?;
@@ -483,10 +507,42 @@ fn is_of_a_run(path: &Path) -> bool {
     path.iter().next().is_some_and(|first| first.as_encoded_bytes().starts_with(b"run-"))
 }
 
-/// Whether it lies deeper, or is a file or a directory: what belongs to the queue is opened by its name.
+/// Whether it lies in a directory of the job's own, in a checkpoint.
+fn is_own(path: &Path) -> bool {
+    let mut parts = path.iter();
+    let is_of_a_checkpoint = parts.next().is_some_and(is_checkpoint);
+    let is_in_own = parts.next().is_some_and(|name| OWN.iter().any(|own| name == *own));
+    is_of_a_checkpoint && is_in_own && parts.next().is_some()
+}
+
+fn is_checkpoint(name: &OsStr) -> bool {
+    let number = name.to_str().and_then(|name| name.strip_prefix("checkpoint-"));
+    number.is_some_and(|number| number.parse::<u64>().is_ok())
+}
+
+/// Whether it is a file or a directory, or the link from images to those that they build on.
 fn is_plain(entry: &Entry) -> bool {
-    entry.path.components().count() > 1
-        || !matches!(entry.what, What::Link(_) | What::Fifo | What::Whiteout)
+    match &entry.what {
+        What::Link(target) => is_parent(&entry.path, target),
+        What::Fifo | What::Whiteout | What::Enter => false,
+        _ => true,
+    }
+}
+
+/// Whether a link leads from a round of a checkpoint to another one, there or in another checkpoint.
+fn is_parent(path: &Path, target: &Path) -> bool {
+    let parts: Vec<&OsStr> = path.iter().collect();
+    let target: Vec<&OsStr> = target.iter().collect();
+    let is_round = |name: &OsStr| OWN.iter().all(|own| name != *own) && name != "..";
+    let [checkpoint, _, name] = parts[..] else { return false };
+    let is_there = match target[..] {
+        [up, round] => up == ".." && is_round(round),
+        [up, again, other, round] => {
+            [up, again] == ["..", ".."] && is_checkpoint(other) && is_round(round)
+        }
+        _ => false,
+    };
+    is_checkpoint(checkpoint) && name == PARENT_LINK && is_there
 }
 
 #[cfg(test)]
@@ -509,32 +565,40 @@ mod tests {
     #[test]
     fn what_is_sent_arrives() {
         let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        fs::create_dir_all(from.path().join("a/b")).unwrap();
-        fs::write(from.path().join("a/b/file"), "content").unwrap();
+        let own = ["checkpoint-1/work/a", "checkpoint-1/work/a/b"];
+        let [a, b] = own;
+        let of = |dir: &str, name: &str| format!("{dir}/{name}");
+        fs::create_dir_all(from.path().join(b)).unwrap();
+        fs::write(from.path().join(of(b, "file")), "content").unwrap();
         fs::write(from.path().join("left-out"), "content").unwrap();
-        symlink("../file", from.path().join("a/link")).unwrap();
-        fs::set_permissions(from.path().join("a"), Permissions::from_mode(0o750)).unwrap();
+        symlink("../file", from.path().join(of(a, "link"))).unwrap();
+        fs::set_permissions(from.path().join(a), Permissions::from_mode(0o750)).unwrap();
+        fs::create_dir(from.path().join("checkpoint-1/round-2")).unwrap();
+        let parent = "checkpoint-1/round-2/parent";
+        symlink("../../checkpoint-0/round-1", from.path().join(parent)).unwrap();
         // What a container has removed, and a directory that hides the one below it.
         let open = |name: &str| File::open(from.path().join(name)).unwrap();
-        marks::make_whiteout(open("a"), Path::new("removed")).unwrap();
-        drop(marks::make_fifo(open("a"), Path::new("pipe")).unwrap());
+        marks::make_whiteout(open(a), Path::new("removed")).unwrap();
+        drop(marks::make_fifo(open(a), Path::new("pipe")).unwrap());
         let opaque = vec![(b"trusted.overlay.opaque".to_vec(), b"y".to_vec())];
-        Marks::of(&open("a").metadata().unwrap()).give(&open("a/b"), &opaque).unwrap();
-        let times = ["a", "a/b"].map(|name| open(name).metadata().unwrap().modified().unwrap());
+        Marks::of(&open(a).metadata().unwrap()).give(&open(b), &opaque).unwrap();
+        let times = own.map(|name| open(name).metadata().unwrap().modified().unwrap());
         let bytes = packed(from.path());
         unpack(&mut bytes.as_slice(), to.path(), None).unwrap();
-        assert_eq!(fs::read(to.path().join("a/b/file")).unwrap(), b"content");
-        assert_eq!(fs::read_link(to.path().join("a/link")).unwrap(), Path::new("../file"));
-        assert_eq!(fs::metadata(to.path().join("a")).unwrap().mode() & 0o7777, 0o750);
+        assert_eq!(fs::read(to.path().join(of(b, "file"))).unwrap(), b"content");
+        assert_eq!(fs::read_link(to.path().join(of(a, "link"))).unwrap(), Path::new("../file"));
+        assert_eq!(fs::metadata(to.path().join(a)).unwrap().mode() & 0o7777, 0o750);
         assert!(!to.path().join("left-out").exists());
+        let parent = fs::read_link(to.path().join(parent)).unwrap();
+        assert_eq!(parent, Path::new("../../checkpoint-0/round-1"));
         let kind = |name: &str| fs::symlink_metadata(to.path().join(name)).unwrap();
-        assert!(marks::is_whiteout(&kind("a/removed")) && kind("a/pipe").file_type().is_fifo());
-        let open = |name: &str| File::open(to.path().join(name)).unwrap();
-        assert_eq!(marks::attributes(&open("a/b")).unwrap(), opaque);
-        assert_eq!(
-            ["a", "a/b"].map(|name| open(name).metadata().unwrap().modified().unwrap()),
-            times
+        assert!(
+            marks::is_whiteout(&kind(&of(a, "removed")))
+                && kind(&of(a, "pipe")).file_type().is_fifo()
         );
+        let open = |name: &str| File::open(to.path().join(name)).unwrap();
+        assert_eq!(marks::attributes(&open(b)).unwrap(), opaque);
+        assert_eq!(own.map(|name| open(name).metadata().unwrap().modified().unwrap()), times);
         for cut in [0, 5, 20, bytes.len() - 1] {
             let to = tempfile::tempdir().unwrap();
             assert!(unpack(&mut &bytes[..cut], to.path(), None).is_err(), "{cut}");
@@ -547,8 +611,9 @@ mod tests {
         const DEPTH: usize = 3000;
         for (name, depth) in [("d".to_owned(), DEPTH), ("d".repeat(250), 100)] {
             let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-            fs::create_dir(from.path().join("top")).unwrap();
-            let (first, second) = (from.path().join("top"), to.path().join("top"));
+            let top = "checkpoint-1/work";
+            fs::create_dir_all(from.path().join(top)).unwrap();
+            let (first, second) = (from.path().join(top), to.path().join(top));
             let last = walk::tests::make(&first, &name, depth);
             let file = Path::new("file");
             marks::make_file(&last, file).unwrap().write_all(b"word").unwrap();
@@ -557,7 +622,7 @@ mod tests {
             fs::create_dir(first.join("z")).unwrap();
             fs::write(first.join("z/after"), "after").unwrap();
             fs::write(first.join("a"), "before").unwrap();
-            let before = there(from.path(), &["top".into()]).unwrap();
+            let before = there(from.path(), &[top.into()]).unwrap();
             assert_eq!(before.len(), 2, "{before:?}");
             let bytes = packed(from.path());
             assert!(bytes.len() < depth * 2500, "{} bytes", bytes.len());
@@ -678,48 +743,55 @@ mod tests {
         fs::create_dir(before.path().join("came")).unwrap();
         symlink("..", before.path().join("came/up")).unwrap();
         symlink("../secret", before.path().join("came/link")).unwrap();
-        let link = What::Link(outside.path().to_owned());
+        let link = What::Link(outside.path().to_owned().into());
+        let file = |size| What::File(size);
+        let (dir, enter, leave) = (What::Dir, What::Enter, What::Leave);
+        // What is put into a directory of the job's own, where anything may be.
+        let own = |inside: &[(&str, What)]| {
+            let dirs = ["checkpoint-1", "checkpoint-1/work"].map(|dir| entry(dir, What::Dir));
+            let inside = inside
+                .iter()
+                .map(|(path, what)| entry(&format!("checkpoint-1/work/{path}"), what.clone()));
+            dirs.into_iter().chain(inside).collect::<Vec<_>>()
+        };
+        let and = |mut entries: Vec<Entry>, more: &[(&str, What)]| {
+            entries.extend(more.iter().map(|(path, what)| entry(path, what.clone())));
+            entries
+        };
+        let all = |entries: &[(&str, What)]| and(Vec::new(), entries);
+        let entered = || own(&[("a", What::Dir), ("a", What::Enter)]);
         for entries in [
-            vec![entry("../x", What::File(1))],
-            vec![entry("/tmp/x", What::File(1))],
-            vec![entry("", What::Dir)],
-            vec![entry("a/./../../x", What::File(1))],
-            vec![entry("a", link.clone()), entry("a/x", What::File(1))],
-            vec![entry("out", link.clone())],
-            vec![entry("in", What::Fifo)],
-            vec![entry("err", What::Whiteout)],
-            vec![entry("a", What::File(0)), entry("a", What::File(1))],
-            vec![entry("a", What::Parts(1, vec![(1 << 40, 1)]))],
-            vec![entry("a", What::Sparse(1, vec![(1 << 40, 1)]))],
-            vec![entry("a", What::There("../secret".into()))],
-            vec![entry("a", What::There(before.path().join("secret")))],
-            vec![entry("a", What::There("up/secret".into()))],
-            vec![entry("a", What::There("link".into()))],
-            vec![entry("a", What::There("nothing".into()))],
-            vec![entry("a", What::There("".into()))],
-            vec![entry("run-1", What::Dir), entry("run-1/lock", link.clone())],
-            vec![
-                entry("run-1", What::Dir),
-                entry("run-1", What::Enter),
-                entry("lock", link.clone()),
-            ],
-            vec![entry("", What::Leave)],
-            vec![
-                entry("a", What::Dir),
-                entry("a", What::Enter),
-                entry("", What::Leave),
-                entry("", What::Leave),
-            ],
-            vec![entry("a", What::Dir), entry("a", What::Enter), entry("../../x", What::File(1))],
-            vec![entry("a", What::Dir), entry("a", What::Enter), entry("..", What::Enter)],
-            vec![entry("a", What::Enter), entry("x", What::File(1))],
-            vec![
-                entry("a", What::Dir),
-                entry("a/b", link.clone()),
-                entry("a/b", What::Enter),
-                entry("x", What::File(1)),
-            ],
-            vec![entry("a", What::Dir), entry("a/b", link.clone()), entry("a/b/x", What::File(1))],
+            all(&[("../x", file(1))]),
+            all(&[("/tmp/x", file(1))]),
+            all(&[("", dir.clone())]),
+            all(&[("a/./../../x", file(1))]),
+            own(&[("a", link.clone()), ("a/x", file(1))]),
+            all(&[("out", link.clone())]),
+            all(&[("in", What::Fifo)]),
+            all(&[("err", What::Whiteout)]),
+            all(&[("a", file(0)), ("a", file(1))]),
+            all(&[("a", What::Parts(1, vec![(1 << 40, 1)]))]),
+            all(&[("a", What::Sparse(1, vec![(1 << 40, 1)]))]),
+            all(&[("a", What::There("../secret".into()))]),
+            all(&[("a", What::There(before.path().join("secret").into()))]),
+            all(&[("a", What::There("up/secret".into()))]),
+            all(&[("a", What::There("link".into()))]),
+            all(&[("a", What::There("nothing".into()))]),
+            all(&[("a", What::There("".into()))]),
+            // What has not come, or is no file, or is reached over a link, has no second name.
+            all(&[("a", What::Same("b".into())), ("b", file(1))]),
+            all(&[("a", What::Same("../../secret".into()))]),
+            all(&[("a", dir.clone()), ("b", What::Same("a".into()))]),
+            own(&[("a", link.clone()), ("b", What::Same("checkpoint-1/work/a".into()))]),
+            all(&[("run-1", dir.clone()), ("run-1/lock", link.clone())]),
+            all(&[("run-1", dir.clone()), ("run-1", enter.clone()), ("lock", link.clone())]),
+            all(&[("", leave.clone())]),
+            and(entered(), &[("", leave.clone()), ("", leave)]),
+            and(entered(), &[("../../x", file(1))]),
+            and(entered(), &[("..", enter.clone())]),
+            own(&[("a", enter.clone()), ("x", file(1))]),
+            and(own(&[("a", dir), ("a/b", link.clone()), ("a/b", enter)]), &[("x", file(1))]),
+            own(&[("a", What::Dir), ("a/b", link), ("a/b/x", file(1))]),
         ] {
             let bytes = sent(&entries);
             let to = tempfile::tempdir().unwrap();
@@ -729,5 +801,71 @@ mod tests {
         }
         let long = u64::MAX.to_be_bytes();
         assert!(unpack(&mut long.as_slice(), outside.path(), None).is_err());
+    }
+
+    /// They are opened by their names, by the daemon as by the engine, and would be any file of this machine.
+    #[test]
+    fn links_deep_in_a_checkpoint_are_refused_by_name() {
+        let link = |target: &str| What::Link(target.into());
+        for (path, what) in [
+            ("checkpoint-1", link("/etc")),
+            ("checkpoint-1/record.json", link("/etc/shadow")),
+            ("checkpoint-1/digests.json", What::Fifo),
+            ("checkpoint-1/durable", What::Whiteout),
+            ("checkpoint-1/round-1", link("../checkpoint-0/round-1")),
+            ("checkpoint-1/work", link("/etc")),
+            ("checkpoint-1/upper", link("work")),
+            ("checkpoint-1/round-1/core-1.img", link("/etc/shadow")),
+            ("checkpoint-1/round-1/pages-1.img", link("../round-0/pages-1.img")),
+            ("checkpoint-1/round-1/deep/er/link", link("x")),
+            ("checkpoint-x/work/link", link("x")),
+            ("work/link", link("x")),
+            ("checkpoint-1/round-1", What::Enter),
+            ("checkpoint-1/round-1/parent", link("/etc")),
+            ("checkpoint-1/round-1/parent", link("..")),
+            ("checkpoint-1/round-1/parent", link("../..")),
+            ("checkpoint-1/round-1/parent", link("../work")),
+            ("checkpoint-1/round-1/parent", link("../../checkpoint-0")),
+            ("checkpoint-1/round-1/parent", link("../../checkpoint-0/upper")),
+            ("checkpoint-1/round-1/parent", link("../../checkpoint-0/..")),
+            ("checkpoint-1/round-1/parent", link("../../../7/checkpoint-1/round-1")),
+            ("checkpoint-1/round-1/parent", link("../../incoming/round-1")),
+            ("checkpoint-1/round-1/parent/parent", link("../round-0")),
+            ("checkpoint-1/parent", link("../checkpoint-0")),
+        ] {
+            let to = tempfile::tempdir().unwrap();
+            let bytes = sent(&[entry(path, what.clone())]);
+            let error = unpack(&mut bytes.as_slice(), to.path(), None).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{path} is neither a file")), "{what:?}: {error}");
+        }
+        for (path, what) in [
+            ("checkpoint-1/round-1/parent", link("../round-0")),
+            ("checkpoint-1/round-1/parent", link("../../checkpoint-0/round-3")),
+            ("checkpoint-1/work/parent", link("/etc")),
+            ("checkpoint-1/upper/a/b", What::Whiteout),
+        ] {
+            check(&[entry(path, what)]).unwrap();
+        }
+    }
+
+    #[test]
+    fn names_that_are_no_text_arrive_and_one_file_stays_one() {
+        use std::os::unix::ffi::OsStrExt;
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let work = Path::new("checkpoint-1/work");
+        let [odd, link, again] = [&b"\xff\xfe"[..], b"link\x80", b"z"].map(OsStr::from_bytes);
+        let place = from.path().join(work).join(odd);
+        fs::create_dir_all(&place).unwrap();
+        fs::write(place.join(odd), "word").unwrap();
+        symlink(odd, place.join(link)).unwrap();
+        fs::hard_link(place.join(odd), from.path().join(work).join(again)).unwrap();
+        let bytes = packed(from.path());
+        unpack(&mut bytes.as_slice(), to.path(), None).unwrap();
+        let place = to.path().join(work).join(odd);
+        assert_eq!(fs::read(place.join(odd)).unwrap(), b"word");
+        assert_eq!(fs::read_link(place.join(link)).unwrap(), odd);
+        let id = |path: &Path| tree::id(&fs::metadata(path).unwrap());
+        assert_eq!(id(&place.join(odd)), id(&to.path().join(work).join(again)));
+        assert_eq!(bytes.windows(4).filter(|four| four == b"word").count(), 1, "it is sent twice");
     }
 }

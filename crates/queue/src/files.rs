@@ -128,6 +128,12 @@ impl JobDir {
         self.0.join("upper")
     }
 
+    /// How far a copy of its files is, while one is made.
+    #[must_use]
+    pub(crate) fn copying(&self) -> PathBuf {
+        self.0.join("copying.json")
+    }
+
     /// The job's own directory, if it has one.
     #[must_use]
     pub(crate) fn work(&self) -> PathBuf {

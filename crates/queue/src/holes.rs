@@ -1,4 +1,4 @@
-//! Files with holes: only what is between those is copied and sent.
+//! Files with holes: only what is between those is sent.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -50,20 +50,6 @@ fn without_holes_of(small: u64, extents: &[Extent]) -> Vec<Extent> {
         }
     }
     found
-}
-
-/// Writes all of a file to an empty one, and holes where it has them.
-///
-/// # Errors
-/// If it cannot be read, or the other cannot be written: its disk is full, for example.
-pub(crate) fn copy(from: &mut File, to: &mut File) -> io::Result<()> {
-    let size = from.metadata()?.len();
-    for (at, len) in data(from, size)? {
-        from.seek(SeekFrom::Start(at))?;
-        to.seek(SeekFrom::Start(at))?;
-        io::copy(&mut Read::take(&mut *from, len), to)?;
-    }
-    to.set_len(size)
 }
 
 /// Writes what is read to the parts of an empty file of this size.
@@ -120,23 +106,6 @@ pub(crate) mod tests {
         file.read_exact_at(&mut word, LONG / 2).unwrap();
         let meta = file.metadata().unwrap();
         (&word, meta.len()) == (b"word", LONG) && meta.blocks() * 512 < 1 << 20
-    }
-
-    #[test]
-    fn a_copy_has_the_same_holes() {
-        let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name);
-        make(&at("file"));
-        let mut file = File::open(at("file")).unwrap();
-        copy(&mut file, &mut File::create(at("copy")).unwrap()).unwrap();
-        assert!(is_made(&at("copy")));
-        assert!(may_have(&file.metadata().unwrap()));
-        for content in [&b""[..], b"all of it"] {
-            std::fs::write(at("whole"), content).unwrap();
-            let mut whole = File::open(at("whole")).unwrap();
-            copy(&mut whole, &mut File::create(at("second")).unwrap()).unwrap();
-            assert_eq!(std::fs::read(at("second")).unwrap(), content);
-        }
     }
 
     /// A list of millions of parts would be refused where it is sent to.

@@ -49,6 +49,25 @@ impl Marks {
         }
         Ok(futimens(file, &self.times)?)
     }
+
+    /// Gives as much of that as this process may, and as the file system takes. The right to become a user or a group is
+    /// given only with the owner.
+    ///
+    /// # Errors
+    /// If the file is not this user's.
+    pub(crate) fn give_what_may_be(&self, file: &File, attributes: &Attributes) -> io::Result<()> {
+        let (user, group) = self.owner;
+        let mut mode = self.mode & 0o7777;
+        if fchown(file, Some(user), Some(group)).is_err() {
+            mode &= !0o6000;
+            let _ = fchown(file, None, Some(group));
+        }
+        file.set_permissions(Permissions::from_mode(mode))?;
+        for (name, value) in attributes {
+            let _ = fsetxattr(file, name.as_slice(), value, XattrFlags::empty());
+        }
+        Ok(futimens(file, &self.times)?)
+    }
 }
 
 /// A time by its seconds and nanoseconds.
@@ -97,14 +116,16 @@ pub(crate) fn make_fifo(dir: impl AsFd, name: &Path) -> io::Result<File> {
 /// Makes a symbolic link in a directory.
 ///
 /// # Errors
-/// If the name is taken, or this process may not give it that owner.
-pub(crate) fn make_link(
-    dir: impl AsFd,
-    name: &Path,
-    target: &Path,
-    (user, group): (u32, u32),
-) -> io::Result<()> {
-    symlinkat(target, &dir, name)?;
+/// If the name is taken, or the file system has no such links.
+pub(crate) fn make_link(dir: impl AsFd, name: &Path, target: &Path) -> io::Result<()> {
+    Ok(symlinkat(target, &dir, name)?)
+}
+
+/// Gives a symbolic link its owner: user and group.
+///
+/// # Errors
+/// If this process may not.
+pub(crate) fn give_link(dir: impl AsFd, name: &Path, (user, group): (u32, u32)) -> io::Result<()> {
     let (user, group) = (Some(Uid::from_raw(user)), Some(Gid::from_raw(group)));
     Ok(chownat(dir, name, user, group, AtFlags::SYMLINK_NOFOLLOW)?)
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::kind::{self, Group};
+use crate::name::AnyPath;
 use crate::rlimits::{self, Rlimits};
 
 /// How deep projects may lie in each other; GitLab has 20 groups around one.
@@ -18,7 +19,7 @@ pub(crate) struct Spec {
     /// The program and its arguments.
     pub command: Vec<String>,
     /// The directory that it starts in.
-    pub dir: PathBuf,
+    pub dir: AnyPath,
     /// Its whole environment.
     pub env: Vec<(String, String)>,
     /// Its file mode creation mask.
@@ -66,9 +67,9 @@ pub(crate) struct Spec {
     /// The container that it is; otherwise it is a process of this machine.
     pub container: Option<Container>,
     /// A directory that is copied to one of the job's own, where it starts.
-    pub input: Option<PathBuf>,
+    pub input: Option<AnyPath>,
     /// Paths below the job's own directory that are copied back to `dir` at the end.
-    pub artefacts: Vec<PathBuf>,
+    pub artefacts: Vec<AnyPath>,
 }
 
 /// Where the files of a container come from.
@@ -259,7 +260,7 @@ impl Spec {
         if self.limits.cpu.is_some_and(|cpu| !cpu.is_finite() || cpu <= 0.0) {
             return Err("a limit of processors must be above 0".to_owned());
         }
-        let outside = |path: &PathBuf| {
+        let outside = |path: &AnyPath| {
             path.is_absolute() || path.components().any(|part| part.as_os_str() == "..")
         };
         if self.artefacts.iter().any(outside) {

@@ -59,6 +59,12 @@ impl Way {
         self.steps.iter().skip(steps).map(|(_, name)| name).collect()
     }
 
+    /// Whether its path is as long as names are not made.
+    #[must_use]
+    pub(crate) fn is_long(&self) -> bool {
+        self.steps.iter().map(|(_, name)| name.as_os_str().len() + 1).sum::<usize>() > LONG
+    }
+
     /// What the directory is called in a tree at `top`; of a name that is longer than paths are, the two ends.
     #[must_use]
     pub(crate) fn shown(&self, top: &Path) -> String {
@@ -119,6 +125,14 @@ impl Top {
             before = *step;
         }
         Ok(tree::open(self.nearest(), &path, OFlags::RDONLY | OFlags::DIRECTORY)?.into())
+    }
+
+    /// Opens a directory by a path that is not [long](Way::is_long).
+    ///
+    /// # Errors
+    /// As [`tree::open`].
+    pub(crate) fn dir_at(&self, path: &Path) -> Result<OwnedFd> {
+        tree::open(&self.top, path, OFlags::PATH | OFlags::DIRECTORY)
     }
 
     fn nearest(&self) -> BorrowedFd<'_> {

@@ -2,9 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
-/// A job may leave directories in directories until who removes them one by one has no descriptors, or no stack, left.
+/// A job may leave directories in directories until who removes them one by one has no descriptors, or no stack, left. Who
+/// copies them must not be led elsewhere, either.
 #[test]
-fn trees_are_removed_in_one_way() {
+fn trees_are_removed_and_copied_in_one_way() {
     let mut left = vec![std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
     while let Some(path) = left.pop() {
         if path.is_dir() {
@@ -12,8 +13,12 @@ fn trees_are_removed_in_one_way() {
             continue;
         }
         let source = std::fs::read(&path).unwrap();
-        let other = String::from_utf8_lossy(&source).contains("remove_dir_all");
-        assert!(!other, "{}: use files::remove_trees", path.display());
+        let source = String::from_utf8_lossy(&source);
+        for (other, own) in
+            [("remove_dir_all", "files::remove_trees"), ("Command::new(\"cp\")", "copy::for_user")]
+        {
+            assert!(!source.contains(other), "{}: use {own}", path.display());
+        }
     }
 }
 

@@ -99,6 +99,54 @@ fn files_of_a_job_travel_with_it() {
     assert!(a.ok(&["show", &late.to_string()]).contains("drained"));
 }
 
+/// Whatever bytes their names are, and one file stays one: in what is copied, saved, sent, put back, and copied again.
+#[test]
+fn files_travel_whatever_their_names_are() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::MetadataExt;
+    let dir = tempfile::tempdir().unwrap();
+    let [a, b] = pair(dir.path(), &json!({}));
+    let [odd, found] = [&b"odd\xff"[..], b"found\xfe"].map(OsStr::from_bytes);
+    let (input, here) =
+        (dir.path().join("input").join(odd), dir.path().join(OsStr::from_bytes(b"here\xf0")));
+    std::fs::create_dir_all(input.join(odd)).unwrap();
+    std::fs::create_dir(&here).unwrap();
+    std::fs::write(input.join(odd).join(odd), "seed\n").unwrap();
+    std::fs::hard_link(input.join(odd).join(odd), input.join("again")).unwrap();
+    // It works in such a directory, has such a file open, and writes by another name of it.
+    let script = "import os, sys, time\nfile = open(b'odd\\xff/odd\\xff', 'rb')\nos.chdir(b'odd\\xff')\n\
+                  print('open', flush=True)\n\
+                  while not os.path.exists(sys.argv[1]):\n    time.sleep(0.05)\n\
+                  open('../again', 'a').write('more\\n')\n\
+                  print(file.read(), open(b'odd\\xff', 'rb').read(), os.getcwdb())\n\
+                  os.mkdir(b'../found\\xfe')\n\
+                  [os.link(b'odd\\xff', b'../found\\xfe/' + name) for name in [b'odd\\xff', b'second']]";
+    let may_end = a.may_end();
+    let mut submit = a.queue(&["submit", "--input"]);
+    submit.arg(&input).arg("--artefact").arg(found).arg("--dir").arg(&here);
+    let output = submit.args(["--", "python3", "-c", script]).arg(may_end).output().unwrap();
+    assert!(output.status.success(), "{}", shown(&output));
+    a.wait_for_output(1, "open\n");
+    a.ok(&["move", "1", "--to", "b"]);
+    b.wait_for(1, "running");
+    // What is there is whole: it goes on from what was saved and compared there, too.
+    b.ok(&["preempt", "1", "--means", "checkpoint"]);
+    b.wait_for(1, "preempted");
+    b.ok(&["resume", "1"]);
+    b.wait_for(1, "running");
+    a.let_end();
+    a.wait_for(1, "done");
+    let all = "open\nb'seed\\nmore\\n' b'seed\\nmore\\n' b'/run/torpor/job/odd\\xff'\n";
+    assert_eq!(a.output(1), all);
+    let names = [odd, OsStr::new("second")].map(|name| here.join(found).join(name));
+    let [first, second] = names.map(|name| std::fs::metadata(name).unwrap());
+    assert_eq!((first.ino(), first.len()), (second.ino(), "seed\nmore\n".len() as u64));
+    // In JSON it is a list of bytes.
+    let shown = a.show(1)["dir"].clone();
+    assert_eq!(shown, json!(here.as_os_str().as_bytes()));
+}
+
 /// Deeper than a path can be long: they are saved, compared, sent and put in place. A disk takes its time for each directory,
 /// so that these are few that have long names.
 #[test]

@@ -142,6 +142,11 @@ impl Show {
         if let Some(note) = job["note"].as_str() {
             say!("{note}");
         }
+        if let Some(what) = job["copying"]["what"].as_str() {
+            let (mib, files) =
+                (job["copying"]["bytes"].as_u64().unwrap_or(0) >> 20, &job["copying"]["files"]);
+            say!("its {what} is being copied: {mib} MiB and {files} files so far");
+        }
         say!(
             "ran {}, preempted {} times, which cost {} and {} of work done again",
             duration(&job["ran_ms"]),

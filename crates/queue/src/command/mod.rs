@@ -78,6 +78,16 @@ pub enum QueueCommand {
         /// The descriptor that closes with the last step
         ready: i32,
     },
+    /// Copy files as a job's user (started by its shepherd)
+    #[command(hide = true, name = shepherd::COPY)]
+    Copy {
+        /// The job's directory
+        dir: PathBuf,
+        /// What is copied
+        from: PathBuf,
+        /// What it becomes
+        to: PathBuf,
+    },
 }
 
 /// What a shepherd is started with.
@@ -121,6 +131,7 @@ pub fn run(command: QueueCommand) -> Result<ExitCode, Outcome> {
     match command {
         QueueCommand::Shepherd(s) => Ok(shepherd::enter(s.dir, s.run, s.from, [s.out, s.err])),
         QueueCommand::Launch { dir, ready } => Ok(shepherd::launch(dir, ready)),
+        QueueCommand::Copy { dir, from, to } => Ok(shepherd::copy(dir, &from, &to)),
         QueueCommand::Serve(serve) => serve.run(),
         QueueCommand::Submit(submit) => submit.run(false),
         QueueCommand::Run(submit) => submit.run(true),

@@ -11,6 +11,7 @@ use torpor_worker::{Outcome, tell};
 use super::connection::client;
 use super::{done, wait};
 use crate::http::Client;
+use crate::name::AnyPath;
 use crate::rlimits;
 use crate::spec::{Container, Limits, Spec, User};
 
@@ -182,7 +183,7 @@ impl Submit {
         env.extend(self.env);
         Ok(Spec {
             command: self.command,
-            dir: self.dir.map_or_else(|| here.dir.clone(), whole),
+            dir: self.dir.map_or_else(|| here.dir.clone(), |dir| whole(dir).into()),
             env: env.into_iter().collect(),
             umask: here.umask,
             rlimits: here.rlimits,
@@ -212,8 +213,8 @@ impl Submit {
             preempt_cmd: self.preempt_cmd,
             kind: self.kind,
             container,
-            input: self.input.map(whole),
-            artefacts: self.artefact,
+            input: self.input.map(|input| whole(input).into()),
+            artefacts: self.artefact.into_iter().map(AnyPath::from).collect(),
         })
     }
 }
@@ -267,7 +268,7 @@ pub(super) fn job_here() -> Result<Spec, String> {
     let groups = getgroups().unwrap_or_default();
     let groups = groups.into_iter().map(rustix::process::Gid::as_raw).collect();
     Ok(Spec {
-        dir,
+        dir: dir.into(),
         // What is no text cannot be passed on.
         env: std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))

@@ -572,6 +572,7 @@ impl Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::name::AnyPath;
 
     /// A daemon that was started anew may have another configuration, and the job may have taken its input.
     #[test]
@@ -585,7 +586,7 @@ mod tests {
             let config = Config { default_class: class.to_owned(), ..Config::default() };
             Core::open(dir.path().to_owned(), config).unwrap()
         };
-        let input = Some(input);
+        let input = Some(AnyPath::from(input));
         let spec = || Spec {
             command: vec!["x".to_owned()],
             dir: "/".into(),

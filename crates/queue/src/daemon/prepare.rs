@@ -142,7 +142,7 @@ mod tests {
         std::fs::write(dir.path().join("bin/tool"), "").unwrap();
         let spec = |program: &str, path: Option<&str>| Spec {
             command: vec![program.to_owned()],
-            dir: dir.path().to_owned(),
+            dir: dir.path().to_owned().into(),
             env: path.map(|path| ("PATH".to_owned(), path.to_owned())).into_iter().collect(),
             ..Spec::default()
         };

@@ -7,7 +7,7 @@ use super::record::{Place, Record};
 use super::store::RAN;
 use crate::files;
 use crate::scheduler::{JobId, Millis, Reason};
-use crate::shepherd::message::Exit;
+use crate::shepherd::{self, message::Exit};
 
 /// Events of one job that are told at most, the newest.
 const MOST_EVENTS: u32 = 1000;
@@ -67,6 +67,9 @@ impl Core {
         value["held"] = json!(record.held);
         value["kind"] = json!(record.spec.kind());
         value["refusal"] = json!(self.refusal(&record.spec));
+        let may_be_copied = record.place != Place::Ended && record.spec.input.is_some();
+        let dir = self.dir(record.id);
+        value["copying"] = json!(may_be_copied.then(|| shepherd::progress(&dir)).flatten());
         let input = std::fs::metadata(self.dir(record.id).stdin());
         value["input_bytes"] = json!(input.map_or(0, |meta| meta.len()));
         value["failures"] = json!(record.failures);
@@ -188,7 +191,28 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
-    use super::in_words;
+    use super::super::config::Config;
+    use super::*;
+    use crate::spec::Spec;
+
+    /// One that is over copies nothing any more, whatever a shepherd that was killed has left.
+    #[test]
+    fn how_far_a_copy_is_can_be_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("jobs")).unwrap();
+        let mut core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
+        let command = vec!["x".to_owned()];
+        let input = Some(dir.path().to_owned().into());
+        let spec = Spec { command, dir: "/".into(), input, ..Spec::default() };
+        let id = core.submit(spec, None).unwrap();
+        let copying = |core: &Core| core.detail(&core.jobs[&id], 0)["copying"].clone();
+        assert_eq!(copying(&core), Value::Null);
+        let text = r#"{"what":"input","bytes":1000,"files":7}"#;
+        std::fs::write(core.dir(id).copying(), text).unwrap();
+        assert_eq!(copying(&core), json!({ "what": "input", "bytes": 1000, "files": 7 }));
+        core.end(id, Exit::Code(0), None);
+        assert_eq!(copying(&core), Value::Null);
+    }
 
     #[test]
     fn times_are_said_as_people_say_them() {

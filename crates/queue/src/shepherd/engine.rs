@@ -22,6 +22,7 @@ use super::pump::{Input, Output};
 use super::work;
 use crate::cgroup::Cgroups;
 use crate::container::{Container, Last};
+use crate::copy::snapshot;
 use crate::files::{self, JobDir};
 
 /// The largest unlinked file that comes into the images.
@@ -245,7 +246,7 @@ impl Save {
             let mut before = (1..self.seq).rev().map(|seq| self.dir.checkpoint(seq).join(name));
             let before = before.find(|path| path.exists());
             let to = self.dir.checkpoint(self.seq).join(name);
-            work::snapshot(&from, before.as_deref(), &to)?;
+            snapshot(&from, before.as_deref(), &to)?;
         }
         Ok(())
     }

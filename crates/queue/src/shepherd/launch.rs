@@ -51,7 +51,7 @@ fn prepare(dir: &JobDir) -> Result<Spec, String> {
     umask(Mode::from_raw_mode(spec.umask & 0o777));
     become_user(&spec).map_err(|e| format!("become user {}: {e}", spec.user.uid))?;
     let own = spec.input.is_some();
-    let start = if own { PathBuf::from(files::WORK) } else { spec.dir.clone() };
+    let start = if own { PathBuf::from(files::WORK) } else { spec.dir.to_path_buf() };
     std::env::set_current_dir(&start).map_err(|e| format!("enter {}: {e}", start.display()))?;
     // What the daemon was started with is not the job's, and would be in the way of its
     // checkpoints.
@@ -63,7 +63,11 @@ fn prepare(dir: &JobDir) -> Result<Spec, String> {
     Ok(spec)
 }
 
-fn become_user(spec: &Spec) -> rustix::io::Result<()> {
+/// Becomes the user that a job runs as. This process has one thread.
+///
+/// # Errors
+/// If it may not.
+pub(super) fn become_user(spec: &Spec) -> rustix::io::Result<()> {
     let user = &spec.user;
     if user.uid == rustix::process::geteuid().as_raw()
         && user.gid == rustix::process::getegid().as_raw()

@@ -1,0 +1,782 @@
+//! Copies of trees of any depth: the own directories of jobs, their input and what they hand over.
+//!
+//! Others may change what is copied meanwhile, so it is walked by descriptors. Files that share their blocks, have holes
+//! or several names, and what they have beside their content, are the same in the copy.
+//!
+//! A [`snapshot`] is taken by root of a job that is frozen. A file that has not changed since the snapshot before is
+//! shared with it; each that is copied is written back, or a later change through a mapping might not give it another
+//! time. Where that does not help nothing is shared. What is copied [for a user](for_user) is copied by a process that has
+//! that user's rights, who must not get at other files through links, and may not give files all that they had.
+
+use std::collections::HashMap;
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, mkdirat, renameat, statat, statfs, unlinkat};
+use rustix::io::Errno;
+use torpor_kernel::sparse;
+use torpor_kernel::tree::{self, Entry};
+use torpor_sys::writeback::write_back;
+
+use crate::files;
+use crate::marks::{self, Attributes, Marks};
+use crate::walk::{Step, Top, Walk, Way};
+
+/// File systems on which a file may keep its time when it is written to through a mapping: tmpfs, ramfs, and overlayfs,
+/// which has no pages of its own to write back, and may lie on them.
+const SILENT: [u32; 3] = [0x0102_1994, 0x8584_58f6, 0x794c_7630];
+
+/// Whether the times of files in a directory tell of all that is written to them.
+fn tells_of_writes(dir: &Path) -> bool {
+    statfs(dir).is_ok_and(|kind| SILENT.iter().all(|&silent| i64::from(silent) != kind.f_type))
+}
+
+/// How far a copy is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Copied {
+    /// Bytes of files.
+    pub bytes: u64,
+    /// Files that are whole.
+    pub files: u64,
+}
+
+/// Copies a directory as it is, however deep it is. Regular files that are the same in `before` (a copy that
+/// nobody writes to) become links to those there, where their times [say so](tells_of_writes).
+///
+/// # Errors
+/// If a file cannot be read or copied (named in the error), or `to` is there already. Sockets, devices and what is
+/// mounted there are left out.
+pub(crate) fn snapshot(from: &Path, before: Option<&Path>, to: &Path) -> io::Result<()> {
+    let walk = Walk::of(from).map_err(|errno| failed(from, &Way::default(), errno))?;
+    let before = before.filter(|_| tells_of_writes(from));
+    fs::DirBuilder::new().mode(0o700).create(to)?;
+    let before = before.and_then(|before| Top::at(before).ok());
+    let root = Top::at(to)?;
+    Copy { from, walk, before, to: root, making: Making::of(to, Manner::AsItIs, &mut |_| Ok(())) }
+        .all()
+}
+
+/// Copies a directory, or something else, with the rights of this process. A directory that is there already gets what is
+/// in the other one besides what it has; files that are there are replaced, each when its copy is whole. What was not there
+/// is there when all of it is copied, or not at all. `copied` is told from time to time.
+///
+/// # Errors
+/// If a file cannot be read, copied or replaced (named in the error), is mounted there, or `copied` fails. Sockets and
+/// devices are left out.
+pub(crate) fn for_user(
+    from: &Path,
+    to: &Path,
+    copied: &mut dyn FnMut(Copied) -> io::Result<()>,
+) -> io::Result<()> {
+    let random = torpor_seal::secret::random().map_err(io::Error::other)?;
+    let beside = format!(".torpor-{:032x}", u128::from_le_bytes(random));
+    let meta = fs::symlink_metadata(from).map_err(|e| named(from, &e))?;
+    if !meta.is_dir() {
+        return alone(from, to, &beside, copied);
+    }
+    let mut whole = |at: &Path| {
+        let walk = Walk::of(from).map_err(|errno| failed(from, &Way::default(), errno))?;
+        let root = Top::at(at).map_err(|errno| named(to, &errno.into()))?;
+        let making = Making::of(to, Manner::ForUser { beside: beside.clone() }, copied);
+        Copy { from, walk, before: None, to: root, making }.all()
+    };
+    if fs::symlink_metadata(to).is_ok() {
+        return whole(to);
+    }
+    let place = to.with_file_name(&beside);
+    let made = fs::DirBuilder::new().mode(0o700).create(&place);
+    let made = made.map_err(|e| named(to, &e)).and_then(|()| whole(&place));
+    made.and_then(|()| fs::rename(&place, to).map_err(|e| named(to, &e)))
+        .inspect_err(|_| drop(files::remove_trees(&[&place])))
+}
+
+/// Copies what is no directory.
+fn alone<'p>(
+    from: &'p Path,
+    to: &'p Path,
+    beside: &str,
+    copied: &mut dyn FnMut(Copied) -> io::Result<()>,
+) -> io::Result<()> {
+    let place = |path: &'p Path| match (path.parent(), path.file_name()) {
+        (Some(dir), Some(name)) => Ok((dir, Path::new(name))),
+        _ => Err(io::Error::other(format!("{} has no name", path.display()))),
+    };
+    let ((source, name), (target, own)) = (place(from)?, place(to)?);
+    // These directories may be reached over links.
+    let open = |dir: &Path| Top::at(&dir.join("."));
+    let mut top = open(source).map_err(|errno| named(from, &errno.into()))?;
+    let mut root = open(target).map_err(|errno| named(to, &errno.into()))?;
+    let way = Way::default();
+    let (dir, at) = (top.dir(&way)?, root.dir(&way)?);
+    let entry = tree::entry(&dir, name).map_err(|errno| named(from, &errno.into()))?;
+    let kind = entry.meta.file_type();
+    if !(kind.is_symlink() || kind.is_file() || kind.is_fifo()) {
+        let text = format!("{}: sockets and devices are not copied", from.display());
+        return Err(io::Error::other(text));
+    }
+    let mut making = Making::of(target, Manner::ForUser { beside: beside.to_owned() }, copied);
+    let place = Place { from: source, way: &way, dir, before: None, to: at };
+    place.entry(&entry, own, &root, &mut making)
+}
+
+/// How a copy is made.
+#[derive(Debug)]
+enum Manner {
+    /// A new tree, by root, with all that the other has; files are noticed to change after that.
+    AsItIs,
+    /// What there is already is replaced by what was made under a name that nobody else uses, and what may not be given is
+    /// not.
+    ForUser { beside: String },
+}
+
+/// What is made, and how.
+struct Making<'m> {
+    /// Where it is.
+    at: &'m Path,
+    manner: Manner,
+    names: Names,
+    so_far: Copied,
+    copied: &'m mut dyn FnMut(Copied) -> io::Result<()>,
+}
+
+impl<'m> Making<'m> {
+    fn of(
+        at: &'m Path,
+        manner: Manner,
+        copied: &'m mut dyn FnMut(Copied) -> io::Result<()>,
+    ) -> Self {
+        Self { at, manner, names: Names::default(), so_far: Copied::default(), copied }
+    }
+
+    /// Makes something that has this name then.
+    fn put(
+        &mut self,
+        to: &File,
+        name: &Path,
+        make: impl FnOnce(&mut Self, &Path) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let Manner::ForUser { beside } = &self.manner else { return make(self, name) };
+        let beside = PathBuf::from(beside);
+        let made = make(self, &beside);
+        made.and_then(|()| Ok(renameat(to, &beside, to, name)?)).inspect_err(|_| {
+            // Where nothing was made there is nothing.
+            let _ = unlinkat(to, &beside, AtFlags::empty());
+        })
+    }
+
+    /// Makes a directory, this user's alone until all that it gets is in it.
+    fn put_dir(&self, to: &File, name: &Path) -> io::Result<()> {
+        let is_dir = || {
+            let found = statat(to, name, AtFlags::SYMLINK_NOFOLLOW);
+            found.is_ok_and(|meta| rustix::fs::FileType::from_raw_mode(meta.st_mode).is_dir())
+        };
+        match mkdirat(to, name, Mode::RWXU) {
+            Err(Errno::EXIST) if matches!(self.manner, Manner::ForUser { .. }) && is_dir() => {
+                Ok(())
+            }
+            Err(Errno::EXIST) => Err(io::Error::other("something else has this name")),
+            made => Ok(made?),
+        }
+    }
+
+    /// Copies the content of a file.
+    fn fill(&mut self, from: &File, to: &File) -> io::Result<()> {
+        if matches!(self.manner, Manner::AsItIs) {
+            write_back(from)?;
+        }
+        let (so_far, copied) = (&mut self.so_far, &mut self.copied);
+        sparse::copy(from, to, &mut |bytes| {
+            so_far.bytes += bytes;
+            copied(*so_far)
+        })?;
+        self.so_far.files += 1;
+        (self.copied)(self.so_far)
+    }
+
+    /// Gives a copy all that its original has beside the content, or what this user may give.
+    fn dress(&self, to: &File, original: &File) -> io::Result<()> {
+        let (marks, attributes) = (Marks::of(&original.metadata()?), marks::attributes(original)?);
+        match self.manner {
+            Manner::AsItIs => marks.give(to, &attributes),
+            Manner::ForUser { .. } => marks.give_what_may_be(to, &attributes),
+        }
+    }
+
+    /// Says of what it was not possible in the copy.
+    fn failed(&self, way: &Way, name: &Path, error: &io::Error) -> io::Error {
+        let mut way = way.clone();
+        way.enter(name);
+        io::Error::new(error.kind(), format!("{}: {error}", way.shown(self.at)))
+    }
+}
+
+/// Which files of a copy are one file by several names.
+#[derive(Debug, Default)]
+struct Names {
+    /// Directories of the copy that one of those is in.
+    dirs: Vec<PathBuf>,
+    /// By their inodes, those that have more names than were seen: which directory the copy is in, its name there, and how
+    /// many are to come.
+    several: HashMap<u64, (usize, PathBuf, u64)>,
+    /// Of what is shared with the copy before, by inodes there: as which file. Two that were one then may be two now.
+    shared: HashMap<u64, u64>,
+}
+
+impl Names {
+    /// Notes the first name of a file that has several. Where paths are long each name becomes a file of its own.
+    fn note(&mut self, way: &Way, name: &Path, meta: &Metadata) {
+        if meta.nlink() < 2 || way.is_long() {
+            return;
+        }
+        let dir = way.path_after(0);
+        if self.dirs.last() != Some(&dir) {
+            self.dirs.push(dir);
+        }
+        let first = (self.dirs.len() - 1, name.to_owned(), meta.nlink() - 1);
+        self.several.insert(meta.ino(), first);
+    }
+
+    /// The directory and the name that the copy of a file has already.
+    fn known(&mut self, meta: &Metadata) -> Option<(PathBuf, PathBuf)> {
+        let (dir, name, left) = self.several.get_mut(&meta.ino())?;
+        let found = (self.dirs.get(*dir)?.clone(), name.clone());
+        *left -= 1;
+        if *left == 0 {
+            self.several.remove(&meta.ino());
+        }
+        Some(found)
+    }
+}
+
+/// A copy of a directory that is being made.
+struct Copy<'c> {
+    from: &'c Path,
+    walk: Walk,
+    before: Option<Top>,
+    to: Top,
+    making: Making<'c>,
+}
+
+/// A directory of it.
+struct Place<'p> {
+    from: &'p Path,
+    way: &'p Way,
+    dir: File,
+    before: Option<File>,
+    to: File,
+}
+
+impl Copy<'_> {
+    fn all(mut self) -> io::Result<()> {
+        while let Some(step) = self.walk.step() {
+            let dir = self.walk.dir();
+            let way = self.walk.way();
+            let dir = dir.map_err(|errno| failed(self.from, way, errno))?;
+            let shown = |e: io::Error| {
+                io::Error::new(e.kind(), format!("{}: {e}", way.shown(self.making.at)))
+            };
+            let to = self.to.dir(way).map_err(|errno| shown(errno.into()))?;
+            if step == Step::OutOf {
+                self.making.dress(&to, &dir).map_err(shown)?;
+                continue;
+            }
+            let before = self.before.as_mut().and_then(|top| top.dir(way).ok());
+            let place = Place { from: self.from, way, dir, before, to };
+            let below = place.copy(&self.to, &mut self.making)?;
+            below.iter().for_each(|name| self.walk.descend(name));
+        }
+        Ok(())
+    }
+}
+
+impl Place<'_> {
+    /// Copies what is in it; returns the directories among that, which are empty until it is their turn.
+    fn copy(&self, root: &Top, making: &mut Making<'_>) -> io::Result<Vec<PathBuf>> {
+        let mut below = Vec::new();
+        let listed = tree::list_with_mounts(&self.dir, Path::new(""));
+        let (listed, mounted) = listed.map_err(|errno| failed(self.from, self.way, errno))?;
+        if let (Some(mounted), Manner::ForUser { .. }) = (mounted.first(), &making.manner) {
+            let mut way = self.way.clone();
+            way.enter(mounted);
+            let text = format!("{}: what is mounted there is not copied", way.shown(self.from));
+            return Err(io::Error::other(text));
+        }
+        for entry in listed {
+            if entry.meta.is_dir() {
+                let made = making.put_dir(&self.to, &entry.name);
+                made.map_err(|e| making.failed(self.way, &entry.name, &e))?;
+                below.push(entry.name);
+            } else {
+                self.entry(&entry, &entry.name, root, making)?;
+            }
+        }
+        Ok(below)
+    }
+
+    /// Copies something that is no directory, and has this name then.
+    fn entry(
+        &self,
+        entry: &Entry,
+        own: &Path,
+        root: &Top,
+        making: &mut Making<'_>,
+    ) -> io::Result<()> {
+        let Entry { name, meta, link } = entry;
+        let (to, is_for_user) = (&self.to, matches!(making.manner, Manner::ForUser { .. }));
+        let made = if let Some(link) = link {
+            making.put(to, own, |_, name| {
+                marks::make_link(to, name, link)?;
+                let given = marks::give_link(to, name, (meta.uid(), meta.gid()));
+                if is_for_user { Ok(()) } else { given }
+            })
+        } else if meta.is_file() {
+            if self.is_named_again(entry, own, root, making) {
+                return Ok(());
+            }
+            let file = tree::file(&self.dir, name, tree::id(meta));
+            let file = file.map_err(|errno| {
+                let mut way = self.way.clone();
+                way.enter(name);
+                failed(self.from, &way, errno)
+            })?;
+            let made = making.put(to, own, |making, name| {
+                let copy = marks::make_file(to, name)?;
+                making.fill(&file, &copy)?;
+                making.dress(&copy, &file)
+            });
+            made.inspect(|()| making.names.note(self.way, own, meta))
+        } else if meta.file_type().is_fifo() {
+            making.put(to, own, |_, name| {
+                let (pipe, marks) = (marks::make_fifo(to, name)?, Marks::of(meta));
+                match is_for_user {
+                    true => marks.give_what_may_be(&pipe, &Attributes::new()),
+                    false => marks.give(&pipe, &Attributes::new()),
+                }
+            })
+        } else if marks::is_whiteout(meta) && !is_for_user {
+            marks::make_whiteout(to, own)
+        } else {
+            Ok(())
+        };
+        made.map_err(|e| making.failed(self.way, own, &e))
+    }
+
+    /// Makes a file one more name of the copy that it has already, or of the one in the copy before, if that is the same.
+    fn is_named_again(
+        &self,
+        entry: &Entry,
+        own: &Path,
+        root: &Top,
+        making: &mut Making<'_>,
+    ) -> bool {
+        let meta = &entry.meta;
+        if let Some((dir, first)) = making.names.known(meta)
+            && let Ok(dir) = root.dir_at(&dir)
+        {
+            let named = making.put(&self.to, own, |_, name| {
+                Ok(linkat(&dir, &first, &self.to, name, AtFlags::empty())?)
+            });
+            // Too many names, for example: then it has a copy of its own.
+            if named.is_ok() {
+                return true;
+            }
+        }
+        let is_shared = self.is_shared(entry, &mut making.names);
+        if is_shared {
+            making.names.note(self.way, own, meta);
+        }
+        is_shared
+    }
+
+    /// Makes a file one more name of the one in the copy before, if that is the same.
+    fn is_shared(&self, Entry { name, meta, .. }: &Entry, names: &mut Names) -> bool {
+        let Some(before) = &self.before else { return false };
+        // A directory may have been a link then.
+        let old = tree::open(before, name, OFlags::PATH).map(File::from);
+        let Some(old) = old.ok().filter(|old| is_same(old, meta)) else { return false };
+        // A capability, say, is given and taken without a trace in what was compared.
+        let attributes = |dir: &File, meta: &Metadata| {
+            marks::attributes(&tree::file(dir, name, tree::id(meta)).ok()?).ok()
+        };
+        let Ok(old_meta) = old.metadata() else { return false };
+        let known = attributes(before, &old_meta);
+        if known.is_none() || known != attributes(&self.dir, meta) {
+            return false;
+        }
+        if names.shared.get(&old_meta.ino()).is_some_and(|&as_file| as_file != meta.ino()) {
+            return false;
+        }
+        let old = format!("/proc/self/fd/{}", old.as_raw_fd());
+        let is_linked = linkat(CWD, old, &self.to, name, AtFlags::SYMLINK_FOLLOW).is_ok();
+        if is_linked {
+            names.shared.insert(old_meta.ino(), meta.ino());
+        }
+        is_linked
+    }
+}
+
+/// Says of what something is that the kernel says, of a directory that others of the job's user can change, too.
+fn failed(from: &Path, way: &Way, errno: Errno) -> io::Error {
+    let error = io::Error::from(errno);
+    let why = if tree::is_gone(errno) { ": somebody else has changed it meanwhile" } else { "" };
+    io::Error::new(error.kind(), format!("{}: {error}{why}", way.shown(from)))
+}
+
+fn named(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+/// Whether a file of an earlier copy is what the file with `meta` is now, but for its attributes.
+fn is_same(old: &File, meta: &Metadata) -> bool {
+    let key = |meta: &Metadata| {
+        (meta.len(), meta.mtime(), meta.mtime_nsec(), meta.mode(), meta.uid(), meta.gid())
+    };
+    old.metadata().is_ok_and(|old| old.is_file() && key(&old) == key(meta))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::process::{Command, Stdio};
+
+    use super::*;
+    use crate::files::JobDir;
+    use crate::{holes, walk};
+
+    #[test]
+    fn snapshots_share_what_has_not_changed() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("work/sub")).unwrap();
+        fs::write(at("work/sub/same"), "same").unwrap();
+        fs::write(at("work/other"), "one").unwrap();
+        symlink("/nowhere", at("work/link")).unwrap();
+        let (opaque, flags) = ("trusted.overlay.opaque", rustix::fs::XattrFlags::empty());
+        rustix::fs::lsetxattr(at("work/sub"), opaque, b"y", flags).unwrap();
+        marks::make_whiteout(File::open(at("work")).unwrap(), Path::new("removed")).unwrap();
+        fs::set_permissions(at("work/other"), fs::Permissions::from_mode(0o640)).unwrap();
+        // cap_net_raw, effective (VFS_CAP_REVISION_2).
+        let (capable, may) = ("security.capability", 0x0200_0001_u32.to_le_bytes());
+        let may = [may, (1_u32 << 13).to_le_bytes(), [0; 4], [0; 4], [0; 4]].concat();
+        rustix::fs::lsetxattr(at("work/other"), capable, &may, flags).unwrap();
+        snapshot(&at("work"), None, &at("first")).unwrap();
+        fs::write(at("work/other"), "two!").unwrap();
+        snapshot(&at("work"), Some(&at("first")), &at("second")).unwrap();
+        let inode = |name: &str| fs::metadata(at(name)).unwrap().ino();
+        let is_shared = inode("first/sub/same") == inode("second/sub/same");
+        assert_eq!(is_shared, tells_of_writes(dir.path()));
+        assert_ne!(inode("first/other"), inode("second/other"));
+        assert_ne!(inode("first/sub/same"), inode("work/sub/same"));
+        assert_eq!(fs::read_to_string(at("first/other")).unwrap(), "one");
+        assert_eq!(fs::read_to_string(at("second/other")).unwrap(), "two!");
+        assert_eq!(fs::read_link(at("second/link")).unwrap(), Path::new("/nowhere"));
+        assert_eq!(fs::metadata(at("second/other")).unwrap().mode() & 0o7777, 0o640);
+        let mut value = [0; 20];
+        assert_eq!(rustix::fs::lgetxattr(at("second/sub"), opaque, &mut value), Ok(1));
+        assert_eq!(rustix::fs::lgetxattr(at("first/other"), capable, &mut value), Ok(20));
+        assert_eq!(value[..], may);
+        assert!(marks::is_whiteout(&fs::symlink_metadata(at("second/removed")).unwrap()));
+        assert_eq!(
+            fs::metadata(at("work/other")).unwrap().mtime_nsec(),
+            fs::metadata(at("second/other")).unwrap().mtime_nsec()
+        );
+    }
+
+    #[test]
+    fn what_changes_through_a_mapping_is_copied_again() {
+        for place in [std::env::temp_dir(), "/dev/shm".into()] {
+            copies_of_what_is_mapped(&tempfile::tempdir_in(place).unwrap());
+        }
+    }
+
+    /// The kernel notices the first write to a page that is mapped, and none after it until the page was written back;
+    /// of files in memory it notices none.
+    fn copies_of_what_is_mapped(dir: &tempfile::TempDir) {
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir(at("work")).unwrap();
+        fs::write(at("work/file"), [b'0'; 4096]).unwrap();
+        let script = "import mmap, sys\nfile = open(sys.argv[1], 'r+b')\nm = mmap.mmap(file.fileno(), 4096)\n\
+                      for line in sys.stdin:\n    m[0] = ord(line[0])\n    print(line[0], flush=True)";
+        let mut writer = Command::new("python3")
+            .args(["-c", script])
+            .arg(at("work/file"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut to = writer.stdin.take().unwrap();
+        let mut from = BufReader::new(writer.stdout.take().unwrap());
+        let mut before = None;
+        for word in ["1\n", "2\n", "3\n"] {
+            // Another time is not the same on any kernel.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            to.write_all(word.as_bytes()).unwrap();
+            let mut said = String::new();
+            from.read_line(&mut said).unwrap();
+            assert_eq!(said, word);
+            let copy = at(word.trim());
+            snapshot(&at("work"), before.as_deref(), &copy).unwrap();
+            assert_eq!(fs::read(copy.join("file")).unwrap()[0], word.as_bytes()[0]);
+            before = Some(copy);
+        }
+        drop(to);
+        writer.wait().unwrap();
+    }
+
+    /// A file of a terabyte that takes a page would fill the disk of all jobs.
+    #[test]
+    fn what_takes_little_takes_little_in_a_checkpoint() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("work")).unwrap();
+        holes::tests::make(&dir.path().join("work/file"));
+        snapshot(&dir.path().join("work"), None, &dir.path().join("copy")).unwrap();
+        assert!(holes::tests::is_made(&dir.path().join("copy/file")));
+    }
+
+    /// A job's directory with a file, and another file outside of it.
+    fn scene() -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let work = dir.path().join("work");
+        fs::create_dir_all(work.join("sub")).unwrap();
+        fs::write(work.join("sub/file"), "own").unwrap();
+        fs::create_dir(dir.path().join("outside")).unwrap();
+        fs::write(dir.path().join("outside/file"), "secret").unwrap();
+        (dir, work)
+    }
+
+    /// What a program may do must not come back when it was taken away, nor be lost when it was given.
+    #[test]
+    fn a_file_with_other_attributes_is_copied_anew() {
+        let (dir, work) = scene();
+        let at = |copy: &str| dir.path().join(copy);
+        let value = |copy: &str| {
+            let mut value = [0; 8];
+            let read = rustix::fs::getxattr(at(copy).join("sub/file"), "user.may", &mut value);
+            read.ok().map(|count| value[..count].to_vec())
+        };
+        snapshot(&work, None, &at("none")).unwrap();
+        let file = work.join("sub/file");
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::setxattr(&file, "user.may", b"all", flags).unwrap();
+        snapshot(&work, Some(&at("none")), &at("given")).unwrap();
+        rustix::fs::removexattr(&file, "user.may").unwrap();
+        snapshot(&work, Some(&at("given")), &at("taken")).unwrap();
+        let found = ["none", "given", "taken"].map(value);
+        assert_eq!(found, [None, Some(b"all".to_vec()), None]);
+    }
+
+    #[test]
+    fn a_directory_that_becomes_a_link_leads_nowhere() {
+        let (dir, work) = scene();
+        let to = dir.path().join("copied");
+        fs::create_dir(&to).unwrap();
+        let (walk, root) = (Walk::of(&work).unwrap(), Top::at(&to).unwrap());
+        let mut quiet = |_| Ok(());
+        let making = Making::of(&to, Manner::AsItIs, &mut quiet);
+        let mut copy = Copy { from: &work, walk, before: None, to: root, making };
+        assert_eq!(copy.walk.step(), Some(Step::Into));
+        copy.walk.descend(Path::new("sub"));
+        fs::rename(work.join("sub"), work.join("old")).unwrap();
+        symlink(dir.path().join("outside"), work.join("sub")).unwrap();
+        let said = copy.all().unwrap_err().to_string();
+        assert!(said.contains("work/sub: ") && said.contains("somebody else"), "{said}");
+        assert_eq!(fs::read_dir(&to).unwrap().count(), 0);
+        // Nor does one that was a link at the snapshot before.
+        fs::remove_file(work.join("sub")).unwrap();
+        fs::rename(work.join("old"), work.join("sub")).unwrap();
+        fs::write(work.join("sub/file"), "secret").unwrap();
+        let first = dir.path().join("first");
+        fs::create_dir(&first).unwrap();
+        symlink(dir.path().join("outside"), first.join("sub")).unwrap();
+        let meta = fs::metadata(work.join("sub/file")).unwrap();
+        let outside = File::options().write(true).open(dir.path().join("outside/file")).unwrap();
+        Marks::of(&meta).give(&outside, &Attributes::new()).unwrap();
+        snapshot(&work, Some(&first), &dir.path().join("second")).unwrap();
+        assert_eq!(fs::metadata(dir.path().join("outside/file")).unwrap().nlink(), 1);
+    }
+
+    #[test]
+    fn a_file_that_becomes_a_pipe_is_not_waited_for() {
+        let (dir, work) = scene();
+        let open = |path: &Path| File::open(path).unwrap();
+        let mut way = Way::default();
+        way.enter(Path::new("sub"));
+        let (sub, to) = (open(&work.join("sub")), open(dir.path()));
+        let listed = tree::list(&sub, Path::new("")).unwrap().remove(0);
+        fs::remove_file(work.join("sub/file")).unwrap();
+        drop(marks::make_fifo(&sub, Path::new("file")).unwrap());
+        let place = Place { from: &work, way: &way, dir: sub, before: None, to };
+        let (root, mut quiet) = (Top::at(dir.path()).unwrap(), |_| Ok(()));
+        let mut making = Making::of(dir.path(), Manner::AsItIs, &mut quiet);
+        let said = place.entry(&listed, &listed.name, &root, &mut making).unwrap_err().to_string();
+        assert!(said.contains("work/sub/file: "), "{said}");
+        assert!(!dir.path().join("file").exists());
+    }
+
+    /// Deeper than the path of a file can be long.
+    #[test]
+    fn what_is_deep_is_copied_and_put_back() {
+        const DEPTH: usize = 3000;
+        let dir = tempfile::tempdir().unwrap();
+        let job = JobDir::at(dir.path().to_owned());
+        fs::create_dir_all(job.work()).unwrap();
+        fs::create_dir(job.checkpoint(1)).unwrap();
+        let last = walk::tests::make(&job.work(), "d", DEPTH);
+        let name = Path::new("file");
+        marks::make_file(&last, name).unwrap().write_all(b"word").unwrap();
+        marks::make_link(&last, Path::new("link"), Path::new("../file")).unwrap();
+        marks::give_link(&last, Path::new("link"), (1, 2)).unwrap();
+        last.set_permissions(fs::Permissions::from_mode(0o751)).unwrap();
+        let mtime = last.metadata().unwrap().mtime_nsec();
+        let id = |top: &Path| {
+            let last = walk::tests::bottom(top, "d", DEPTH).unwrap();
+            let found = tree::list(&last, Path::new("")).unwrap();
+            let meta = last.metadata().unwrap();
+            assert_eq!((meta.mode() & 0o7777, meta.mtime_nsec()), (0o751, mtime));
+            let link = found.iter().find_map(|entry| Some((entry.link.clone()?, &entry.meta)));
+            let (link, meta) = link.unwrap();
+            assert_eq!((link.as_path(), meta.uid(), meta.gid()), (Path::new("../file"), 1, 2));
+            let file = found.iter().find(|entry| entry.name == name).unwrap();
+            let read = tree::file(&last, name, tree::id(&file.meta)).unwrap();
+            assert_eq!(io::read_to_string(read).unwrap(), "word");
+            tree::id(&file.meta)
+        };
+        let first = job.checkpoint(1).join("work");
+        snapshot(&job.work(), None, &first).unwrap();
+        snapshot(&job.work(), Some(&first), &dir.path().join("second")).unwrap();
+        assert_eq!(id(&first) == id(&dir.path().join("second")), tells_of_writes(dir.path()));
+        files::remove_trees(&[job.work()]).unwrap();
+        snapshot(&first, None, &job.work()).unwrap();
+        assert_ne!(id(&job.work()), id(&first));
+        files::remove_trees(&[dir.path()]).unwrap();
+    }
+
+    /// Whether two names are one file.
+    fn are_one(first: &Path, second: &Path) -> bool {
+        let id = |path: &Path| tree::id(&fs::symlink_metadata(path).unwrap());
+        id(first) == id(second)
+    }
+
+    #[test]
+    fn a_file_with_several_names_is_one_in_the_copy() {
+        let (dir, work) = scene();
+        let at = |name: &str| dir.path().join(name);
+        fs::hard_link(work.join("sub/file"), work.join("again")).unwrap();
+        fs::hard_link(work.join("sub/file"), at("elsewhere")).unwrap();
+        let mut quiet = |_| Ok(());
+        snapshot(&work, None, &at("first")).unwrap();
+        snapshot(&work, Some(&at("first")), &at("second")).unwrap();
+        for_user(&work, &at("user's"), &mut quiet).unwrap();
+        // What is there already is replaced, by one file again.
+        for_user(&work, &at("user's"), &mut quiet).unwrap();
+        for copy in ["first", "second", "user's"] {
+            assert!(are_one(&at(copy).join("again"), &at(copy).join("sub/file")), "{copy}");
+            assert_eq!(fs::metadata(at(copy).join("again")).unwrap().len(), 3);
+            assert!(!are_one(&at(copy).join("again"), &at("elsewhere")), "{copy}");
+        }
+        let left = fs::read_dir(at("user's")).unwrap().count();
+        assert_eq!(left, 2, "something stays beside what was replaced");
+    }
+
+    /// They look as they did before, and what is written to one of them must not come into the other.
+    #[test]
+    fn files_that_were_one_and_are_two_do_not_become_one_again() {
+        let (dir, work) = scene();
+        let at = |name: &str| dir.path().join(name);
+        let names = ["again", "sub/file"].map(|name| work.join(name));
+        fs::hard_link(&names[1], &names[0]).unwrap();
+        snapshot(&work, None, &at("one")).unwrap();
+        let meta = fs::metadata(&names[0]).unwrap();
+        fs::remove_file(&names[0]).unwrap();
+        fs::write(&names[0], "own").unwrap();
+        let made = File::options().write(true).open(&names[0]).unwrap();
+        Marks::of(&meta).give(&made, &Attributes::new()).unwrap();
+        snapshot(&work, Some(&at("one")), &at("two")).unwrap();
+        // And the other way round.
+        fs::remove_file(&names[0]).unwrap();
+        fs::hard_link(&names[1], &names[0]).unwrap();
+        snapshot(&work, Some(&at("two")), &at("three")).unwrap();
+        let is_one = |copy: &str| are_one(&at(copy).join("again"), &at(copy).join("sub/file"));
+        assert_eq!(["one", "two", "three"].map(is_one), [true, false, true]);
+    }
+
+    #[test]
+    fn what_is_there_gets_what_comes_besides() {
+        let (dir, work) = scene();
+        let to = dir.path().join("there");
+        fs::create_dir_all(to.join("sub")).unwrap();
+        fs::write(to.join("sub/other"), "stays").unwrap();
+        fs::write(to.join("kept"), "kept").unwrap();
+        // Whatever has the name of a file is replaced, and nothing written where it leads.
+        symlink(to.join("kept"), to.join("sub/file")).unwrap();
+        symlink("sub/file", work.join("link")).unwrap();
+        fs::write(to.join("link"), "no link").unwrap();
+        drop(marks::make_fifo(File::open(&work).unwrap(), Path::new("pipe")).unwrap());
+        fs::set_permissions(work.join("sub"), fs::Permissions::from_mode(0o750)).unwrap();
+        let mut told = Vec::new();
+        for_user(&work.join("."), &to, &mut |copied| {
+            told.push(copied);
+            Ok(())
+        })
+        .unwrap();
+        let text = |name: &str| fs::read_to_string(to.join(name)).unwrap();
+        assert_eq!(["sub/file", "sub/other", "kept"].map(text), ["own", "stays", "kept"]);
+        assert_eq!(fs::read_link(to.join("link")).unwrap(), Path::new("sub/file"));
+        assert_eq!(fs::metadata(to.join("sub")).unwrap().mode() & 0o7777, 0o750);
+        assert!(fs::symlink_metadata(to.join("pipe")).unwrap().file_type().is_fifo());
+        assert_eq!(fs::read_dir(&to).unwrap().count(), 4);
+        assert_eq!(told.last(), Some(&Copied { bytes: 3, files: 1 }));
+        // One file by itself, and a link, which is not followed.
+        for name in ["sub/file", "link", "pipe"] {
+            for_user(&work.join(name), &to.join("alone"), &mut |_| Ok(())).unwrap();
+            let kind = |path: &Path| fs::symlink_metadata(path).unwrap().file_type();
+            assert_eq!(kind(&to.join("alone")), kind(&work.join(name)), "{name}");
+        }
+        assert_eq!(fs::read_dir(&to).unwrap().count(), 5);
+    }
+
+    /// Who looks for a result must not take a part of it for all.
+    #[test]
+    fn nothing_stays_of_what_could_not_be_copied() {
+        let (dir, work) = scene();
+        let to = dir.path().join("to");
+        fs::create_dir_all(to.join("there")).unwrap();
+        fs::write(to.join("there/sub"), "a file").unwrap();
+        fs::write(to.join("there/file"), "as it was").unwrap();
+        let full = || io::Error::from(io::ErrorKind::StorageFull);
+        let new = for_user(&work, &to.join("new"), &mut |_| Err(full())).unwrap_err();
+        assert!(new.to_string().contains("to/new/sub/file: "), "{new}");
+        let over = work.join("sub/file");
+        let old = for_user(&over, &to.join("there/file"), &mut |_| Err(full())).unwrap_err();
+        assert_eq!([new.kind(), old.kind()], [io::ErrorKind::StorageFull; 2]);
+        let kind = for_user(&work, &to.join("there"), &mut |_| Ok(())).unwrap_err();
+        assert!(kind.to_string().contains("there/sub: something else has this name"), "{kind}");
+        let dir_there = for_user(&over, &to.join("there"), &mut |_| Ok(())).unwrap_err();
+        assert!(dir_there.to_string().contains("to/there: "), "{dir_there}");
+        let device = for_user(Path::new("/dev/null"), &to.join("null"), &mut |_| Ok(()));
+        assert!(device.unwrap_err().to_string().contains("devices are not copied"));
+        let names = |dir: &Path| {
+            let mut names: Vec<_> =
+                fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            names.sort();
+            names
+        };
+        assert_eq!(names(&to), ["there"]);
+        assert_eq!(names(&to.join("there")), ["file", "sub"]);
+        assert_eq!(fs::read_to_string(to.join("there/file")).unwrap(), "as it was");
+    }
+
+    /// As `cp` would go into it, or a user would miss it.
+    #[test]
+    fn what_is_mounted_in_an_input_is_told_of() {
+        let dir = tempfile::tempdir().unwrap();
+        let to = dir.path().join("to");
+        let said = for_user(Path::new("/dev"), &to, &mut |_| Ok(())).unwrap_err().to_string();
+        assert!(said.starts_with("/dev/") && said.contains(": what is mounted there"), "{said}");
+        assert!(!to.exists());
+    }
+}
