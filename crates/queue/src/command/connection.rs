@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 use torpor_worker::{Class, Outcome};
 
-use crate::http::{Address, Client, DEFAULT};
+use crate::http::{Address, Client, DEFAULT, is_cut_off};
 
 /// A daemon answers within this time, also if it asks another machine first that is away.
 const SILENCE: Duration = Duration::from_secs(120);
@@ -54,7 +54,7 @@ impl Refusal {
         self.class == Class::PeerLost
     }
 
-    /// Whether there was one, which went away before it had answered: it may have done what it was asked.
+    /// Whether there was one, which went away or was silent before it had answered: it may have done what it was asked.
     #[must_use]
     pub fn is_cut_off(&self) -> bool {
         self.is_cut_off
@@ -129,10 +129,9 @@ impl Client {
         headers: &[(&str, &str)],
         body: &[u8],
     ) -> Result<Value, Refusal> {
-        use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         let failed = |class, text| Refusal { class, status: None, is_cut_off: false, text };
         let lost = |e: io::Error| Refusal {
-            is_cut_off: matches!(e.kind(), BrokenPipe | ConnectionReset | UnexpectedEof),
+            is_cut_off: is_cut_off(&e),
             ..failed(Class::PeerLost, self.unreachable(&e))
         };
         let answer = self.ask(method, path, headers, body).map_err(lost)?;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Instant;
 
 use clap::Args;
 use serde_json::Value;
@@ -219,8 +220,8 @@ impl Submit {
     }
 }
 
-/// Hands a job in, once; returns its number, and all that the daemon has said. One that went away before it had answered
-/// may have taken it: it is asked again when it is back, under the same key. Until then there is nothing that signals
+/// Hands a job in, once; returns its number, and all that the daemon has said. One that went away, or was silent, before it
+/// had answered may have taken it: it is asked again, under the same key. Until then there is nothing that signals
 /// could be passed to: they end who waits, and the daemon ends a job that nobody waits for any more.
 ///
 /// # Errors
@@ -235,9 +236,11 @@ pub(super) fn hand_in(
     let ask = || client.json_with("POST", "/v1/jobs", &[("Idempotency-Key", &key)], &body);
     let (mut was_there, mut absence) = (false, wait::Absence::default());
     loop {
+        let asked = Instant::now();
         match ask() {
             Err(refusal) if refusal.is_cut_off() || (was_there && refusal.is_lost()) => {
                 was_there = true;
+                absence.began(asked);
                 absence.bear(client, refusal, &wait::aloud)?;
             }
             answer => {
@@ -327,7 +330,13 @@ impl Check {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{self, BufRead, BufReader, Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::thread;
+    use std::time::Duration;
+
     use super::*;
+    use crate::http::Address;
 
     #[test]
     fn sizes_and_times() {
@@ -341,5 +350,47 @@ mod tests {
         }
         assert!(size("12Q").unwrap_err().contains("like 512M"));
         assert!(seconds("soon").unwrap_err().contains("like 90m"));
+    }
+
+    /// What a client has sent, up to the end of its body; not answered yet.
+    fn heard(stream: &TcpStream) -> String {
+        let mut reader = BufReader::new(stream);
+        let (mut head, mut length) = (String::new(), 0);
+        while !head.ends_with("\r\n\r\n") {
+            let before = head.len();
+            reader.read_line(&mut head).unwrap();
+            if let Some(text) = head[before..].strip_prefix("Content-Length: ") {
+                length = text.trim().parse().unwrap();
+            }
+        }
+        reader.read_exact(&mut vec![0; length]).unwrap();
+        let key = head.lines().find_map(|line| line.strip_prefix("Idempotency-Key: "));
+        key.unwrap().to_owned()
+    }
+
+    /// One that stands still may have taken the job all the same, and one that is not there has not.
+    #[test]
+    fn a_daemon_that_is_silent_is_asked_again_under_the_same_key() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address::Plain(listener.local_addr().unwrap().to_string());
+        let silence = Duration::from_millis(300);
+        let client = Client { address, token: None, tls: None, silence };
+        let spec = Spec { command: vec!["x".to_owned()], dir: "/".into(), ..Spec::default() };
+        let daemon = thread::spawn(move || {
+            let (mut silent, _) = listener.accept().unwrap();
+            let first = heard(&silent);
+            // Until the client has lost its patience.
+            let _ = io::copy(&mut silent, &mut io::sink());
+            let (mut stream, _) = listener.accept().unwrap();
+            let second = heard(&stream);
+            write!(stream, "HTTP/1.1 201 Created\r\nContent-Length: 8\r\n\r\n{{\"id\":7}}")
+                .unwrap();
+            [first, second]
+        });
+        assert_eq!(hand_in(&client, &spec, None).unwrap().0, 7);
+        let [first, second] = daemon.join().unwrap();
+        assert!(!first.is_empty() && first == second, "{first} {second}");
+        // Nobody listens there any more: who never was there is not waited for.
+        assert!(hand_in(&client, &spec, None).is_err());
     }
 }

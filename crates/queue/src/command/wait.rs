@@ -42,6 +42,11 @@ pub(super) struct Absence {
 }
 
 impl Absence {
+    /// Notes that a daemon was asked then that has not answered: one that is silent was away as long as it was waited for.
+    pub(super) fn began(&mut self, asked: Instant) {
+        self.since.get_or_insert(asked);
+    }
+
     /// Waits a moment for a daemon that has not answered; tells the user, once, if it stays away.
     ///
     /// # Errors

@@ -161,15 +161,27 @@ impl Write for Patient {
     }
 }
 
+/// There is a daemon, which has said nothing, or taken nothing, for so long.
+#[derive(Debug, thiserror::Error)]
+#[error("it was silent for {} s", .0.as_secs_f32())]
+struct Silent(Duration);
+
 /// Names what has failed because nothing came, or went, for so long.
 fn named(silence: Duration) -> impl Fn(io::Error) -> io::Error {
     move |error| match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-            let text = format!("it was silent for {} s", silence.as_secs_f32());
-            io::Error::new(io::ErrorKind::TimedOut, text)
+            io::Error::new(io::ErrorKind::TimedOut, Silent(silence))
         }
         _ => error,
     }
+}
+
+/// Whether a daemon that was there has gone, or was silent, before it had answered: it may have done what it was asked.
+#[must_use]
+pub(crate) fn is_cut_off(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    let is_silent = error.get_ref().is_some_and(|inner| inner.is::<Silent>());
+    is_silent || matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
 /// A connection to a daemon of this machine. One that stands still takes none, and then the kernel has room for a few.

@@ -7,7 +7,7 @@ mod server;
 use std::io::{self, Read, Write};
 use std::time::{Duration, Instant};
 
-pub(crate) use client::DEFAULT;
+pub(crate) use client::{DEFAULT, is_cut_off};
 pub use client::{Address, Answer, Client, encode};
 pub use server::{Body, Request, Response, answer_all, answer_one};
 
