@@ -299,6 +299,13 @@ impl World {
     pub fn is_due(&self, job: &Job) -> bool {
         job.phase == Phase::Waiting && self.now - job.since >= self.rules.guarantee.every
     }
+
+    /// How many slots jobs have at most whose guarantee was due, unless one alone needs more. The others are for who is of
+    /// a higher level, however many are due.
+    #[must_use]
+    pub fn most_guaranteed(&self) -> u32 {
+        (self.slots / 2).max(1)
+    }
 }
 
 /// Says what to do now.
@@ -309,7 +316,14 @@ pub fn decide(world: &World) -> Plan {
         table.drain();
         return table.plan;
     }
-    for candidate in order::candidates(world) {
+    let (due, mut others) = order::candidates(world);
+    for candidate in due {
+        if !table.place_due(&candidate) {
+            others.push(Candidate { due: false, passed: false, ..candidate });
+        }
+    }
+    order::sort(world, &mut others);
+    for candidate in others {
         table.place(&candidate);
     }
     table.plan.again = table.next_time();
@@ -326,6 +340,10 @@ struct Table<'w> {
     leaving: Vec<JobId>,
     /// Memory that is free, after those that start have taken theirs.
     memory_free: u64,
+    /// Slots of jobs that are left alone because their guarantee was due, or get theirs for that.
+    guaranteed: u32,
+    /// Whether one that is due waits until these are fewer.
+    is_due_full: bool,
     /// The first job that waits for free slots to become more, and when they will.
     blocked: Option<(Candidate, Option<Millis>)>,
     /// What projects and owners hold, with those that start.
@@ -342,12 +360,17 @@ impl<'w> Table<'w> {
             .filter(|job| job.phase != Phase::Waiting)
             .map(|job| i64::from(job.slots))
             .sum();
+        let is_left_alone = |job: &&Job| {
+            job.phase == Phase::Running && job.guaranteed.is_some_and(|until| until > world.now)
+        };
         Self {
             world,
             plan: Plan::default(),
             free: i64::from(world.slots) - taken,
             leaving: Vec::new(),
             memory_free: world.memory_free,
+            guaranteed: world.jobs.iter().filter(is_left_alone).map(|job| job.slots).sum(),
+            is_due_full: false,
             blocked: None,
             held: share::Holdings::of(&world.jobs),
             times: Vec::new(),
@@ -376,24 +399,47 @@ impl<'w> Table<'w> {
 
     fn place(&mut self, candidate: &Candidate) {
         let job = &self.world.jobs[candidate.index];
-        let outcome = self.try_to_place(candidate, job);
+        let outcome = self.may_run(job).and_then(|()| self.try_to_place(candidate, job));
         if let Err(reason) = outcome {
             self.plan.reasons.insert(job.id, reason);
         }
     }
 
-    fn try_to_place(&mut self, candidate: &Candidate, job: &Job) -> Result<(), Reason> {
+    /// Places a job that is due, unless those that are have so many slots already that others would have none: then it is
+    /// placed by its level. Who is due after it does not go before it.
+    fn place_due(&mut self, candidate: &Candidate) -> bool {
+        let job = &self.world.jobs[candidate.index];
+        if self.may_run(job).is_ok() {
+            let sum = self.guaranteed.saturating_add(job.slots);
+            self.is_due_full |= self.guaranteed > 0 && sum > self.world.most_guaranteed();
+            if self.is_due_full {
+                return false;
+            }
+            self.guaranteed = sum;
+        }
+        self.place(candidate);
+        true
+    }
+
+    /// Slots that are kept for others.
+    fn reserved(&self, job: &Job) -> u32 {
+        if self.world.class(job).interactive { 0 } else { self.world.rules.reserved }
+    }
+
+    /// Whether nothing but slots is missing.
+    fn may_run(&self, job: &Job) -> Result<(), Reason> {
         if let Some(why) = &job.held {
             return Err(Reason::Held { why: why.clone() });
         }
-        let class = self.world.class(job);
-        let reserved = if class.interactive { 0 } else { self.world.rules.reserved };
-        let most = self.world.slots.saturating_sub(reserved);
+        let most = self.world.slots.saturating_sub(self.reserved(job));
         if job.slots > most {
             return Err(Reason::TooLarge { slots: most });
         }
-        self.held.check(self.world, job).map_err(|why| Reason::Quota { why })?;
-        let needed = i64::from(job.slots) + i64::from(reserved);
+        self.held.check(self.world, job).map_err(|why| Reason::Quota { why })
+    }
+
+    fn try_to_place(&mut self, candidate: &Candidate, job: &Job) -> Result<(), Reason> {
+        let needed = i64::from(job.slots) + i64::from(self.reserved(job));
         if let Some((first, until)) = &self.blocked
             && !self.may_pass(first, *until, candidate, job)
         {
@@ -469,7 +515,7 @@ impl<'w> Table<'w> {
     }
 
     /// Whether a job may take slots that `first`, which comes before it, waits for: if
-    /// `first` can take them back, or if they are free again before it can start.
+    /// `first` can take them back, if they are free again before it can start, or if it cannot have them.
     fn may_pass(
         &self,
         first: &Candidate,
@@ -486,7 +532,10 @@ impl<'w> Table<'w> {
             (Some(until), Some(remaining)) => self.world.now.saturating_add(remaining) <= until,
             _ => false,
         };
-        can_take_back || in_time
+        // One that is due kills nobody. It has found nobody else, and nothing is kept for it that this one could take.
+        let may_kill =
+            first.due && candidate.level > first.level && before.slots == 1 && self.free <= 0;
+        can_take_back || in_time || may_kill
     }
 
     /// When something changes by itself: a guarantee falls due or ends, a slice is over, an

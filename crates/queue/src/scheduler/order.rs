@@ -1,6 +1,7 @@
 //! In which order jobs that wait are looked at.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use super::{Job, Millis, Phase, World, share};
 
@@ -9,23 +10,70 @@ use super::{Job, Millis, Phase, World, share};
 pub(super) struct Candidate {
     /// Its place in the world's list.
     pub index: usize,
-    /// Whether its guarantee is due.
+    /// Whether its guarantee is due, or it was passed by one whose was.
     pub due: bool,
+    /// Whether it was: it goes before those that are due, by its level.
+    pub passed: bool,
     /// Its level.
     pub level: i64,
 }
 
-/// Those that wait, the first to be placed first.
-pub(super) fn candidates(world: &World) -> Vec<Candidate> {
+/// Those that wait whose turn it is whatever their level, and the others; of each the first to be placed first.
+pub(super) fn candidates(world: &World) -> (Vec<Candidate>, Vec<Candidate>) {
     let waiting = world.jobs.iter().enumerate().filter(|(_, job)| job.phase == Phase::Waiting);
-    let mut found: Vec<(Key, Candidate)> = waiting
-        .map(|(index, job)| {
-            let (due, level) = (world.is_due(job), level(world, job));
-            (Key::of(world, job, due, level), Candidate { index, due, level })
-        })
-        .collect();
-    found.sort_by(|(a, _), (b, _)| a.compare(b));
-    found.into_iter().map(|(_, candidate)| candidate).collect()
+    let (mut first, mut due, mut others) = (Vec::new(), Vec::new(), Vec::new());
+    let slices = slices(world);
+    for (index, job) in waiting {
+        let (level, is_passed, is_due) =
+            (level(world, job), is_passed(world, job, &slices), world.is_due(job));
+        let kind = if is_passed {
+            &mut first
+        } else if is_due {
+            &mut due
+        } else {
+            &mut others
+        };
+        kind.push(Candidate { index, due: is_passed || is_due, passed: is_passed, level });
+    }
+    sort(world, &mut first);
+    sort(world, &mut others);
+    // The lowest level first: the others get their turn by their level, however many of them there are.
+    due.sort_by_key(|one| {
+        let job = &world.jobs[one.index];
+        (one.level, job.since, job.id)
+    });
+    first.extend(due);
+    (first, others)
+}
+
+/// When the last slice began, by levels, that was guaranteed and is over.
+fn slices(world: &World) -> BTreeMap<i64, Millis> {
+    let mut begun = BTreeMap::new();
+    for job in &world.jobs {
+        if let Some(until) = job.guaranteed.filter(|&until| until <= world.now) {
+            let at = until.saturating_sub(world.rules.guarantee.slice);
+            let last = begun.entry(level(world, job)).or_insert(at);
+            *last = at.max(*last);
+        }
+    }
+    begun
+}
+
+/// Whether a job has waited for as long as one of a lower level had such a slice, and could not have run beside it: before
+/// the next one gets a slice it is this one's turn.
+fn is_passed(world: &World, job: &Job, slices: &BTreeMap<i64, Millis>) -> bool {
+    let beside = world.slots.saturating_sub(world.most_guaranteed());
+    let mut below = slices.range(..level(world, job));
+    job.slots > beside && below.any(|(_, &at)| at >= job.since)
+}
+
+/// Sorts candidates by their level, and within that by shares, deadlines and turns.
+pub(super) fn sort(world: &World, candidates: &mut Vec<Candidate>) {
+    let keyed = std::mem::take(candidates).into_iter();
+    let mut keyed: Vec<(Key, Candidate)> =
+        keyed.map(|one| (Key::of(world, &world.jobs[one.index], one.level), one)).collect();
+    keyed.sort_by(|(a, _), (b, _)| a.compare(b));
+    candidates.extend(keyed.into_iter().map(|(_, candidate)| candidate));
 }
 
 /// The level of a job: higher goes first.
@@ -47,7 +95,6 @@ pub(super) fn pressing_from(deadline: Millis, remaining: Millis) -> Millis {
 
 /// What jobs are compared by; the number of the job comes last, so that no two are equal.
 struct Key {
-    due: Option<Millis>,
     level: Reverse<i64>,
     share: Vec<f64>,
     deadline: Millis,
@@ -56,14 +103,13 @@ struct Key {
 }
 
 impl Key {
-    fn of(world: &World, job: &Job, due: bool, level: i64) -> Self {
+    fn of(world: &World, job: &Job, level: i64) -> Self {
         let class = world.class(job);
         let share = match class.fair {
             true => world.usage.ratios(&world.rules.shares, job),
             false => Vec::new(),
         };
         Self {
-            due: due.then_some(job.since),
             level: Reverse(level),
             share,
             deadline: job.deadline.unwrap_or(Millis::MAX),
@@ -73,15 +119,8 @@ impl Key {
     }
 
     fn compare(&self, other: &Self) -> std::cmp::Ordering {
-        // Those that are due come first, and among them the lowest level: the others get
-        // their turn by their level, however many of them there are.
-        let due = |key: &Self| match key.due {
-            Some(since) => (false, key.level.0, since),
-            None => (true, 0, 0),
-        };
-        due(self)
-            .cmp(&due(other))
-            .then_with(|| self.level.cmp(&other.level))
+        self.level
+            .cmp(&other.level)
             .then_with(|| share::compare(&self.share, &other.share))
             .then_with(|| self.deadline.cmp(&other.deadline))
             .then_with(|| self.turn.cmp(&other.turn))

@@ -39,7 +39,8 @@ pub(super) fn find(
         }
         let Some(price) = price_for(world, taker, job, memory_free) else { continue };
         // A job that begins again each time that it is another's turn is never done.
-        let above = !candidate.due && candidate.level > order::level(world, job);
+        let by_level = !candidate.due || candidate.passed;
+        let above = by_level && candidate.level > order::level(world, job);
         if price.means == Means::Kill && !above {
             continue;
         }
