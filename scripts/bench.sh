@@ -2,9 +2,20 @@
 # Measures dump and restore on a tmpfs of its own; leaves the table on standard output and the numbers in
 # target/bench.json. PARTS="memory small" measures these only; BENCH_ROUNDS, BENCH_MIB and MIGRATE_GBITS make it shorter.
 # Then the queue, whose tables and plots are left in target/queue; with PARTS only what QUEUE_PARTS="day tools urgent move"
-# names of it; a day of an hour is QUEUE_PARTS=hour QUEUE_SECONDS=3600. QUEUE_SECONDS and QUEUE_TIMES make it shorter.
+# names of it. QUEUE_SECONDS and QUEUE_TIMES make it shorter.
+# QUEUE_PIECE is one of the long figures of the queue, an hour and five minutes at most: tools (half an hour of each), fifo,
+# kill, checkpoint, stop (a day in an hour by that policy). Pieces are kept in target/queue and told together.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+case "${QUEUE_PIECE:-}" in
+"") ;;
+tools) export PARTS=queue QUEUE_PARTS=tools QUEUE_SECONDS=1860 QUEUE_MOMENTS="1 60 600 1790" QUEUE_BESIDE=13 ;;
+fifo | kill | checkpoint | stop) export PARTS=queue QUEUE_PARTS=hour:$QUEUE_PIECE QUEUE_SECONDS=3600 QUEUE_LIMIT=3780 ;;
+*)
+    echo "QUEUE_PIECE is tools, fifo, kill, checkpoint or stop" >&2
+    exit 2
+    ;;
+esac
 scripts/setup.sh
 for tool in age:age gpg:gnupg openssl:openssl stress-ng:stress-ng puma:puma rackup:ruby-sinatra \
     javac:default-jdk-headless mvn:maven afl-fuzz:afl++ clang:clang cpio:cpio chromium:chromium; do
@@ -21,13 +32,15 @@ done
 dpkg --status libclang-rt-14-dev >/dev/null 2>&1 ||
     DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends libclang-rt-14-dev >/dev/null
 cargo build --quiet --release --locked --package torpor-cli --package torpor-bench
-dir=$(mktemp -d)
-# gpg leaves its agent behind, which has its files there; what was killed last may still be there, too.
-trap 'gpgconf --homedir "$dir/tools" --kill gpg-agent 2>/dev/null; umount --lazy "$dir"; rmdir "$dir"' EXIT
-mount -t tmpfs -o size=9g torpor-bench "$dir"
-gcc -O2 -pthread -o "$dir/target" bench/target.c
-# shellcheck disable=SC2086 # words
-target/release/torpor-bench target/release/torpor "$dir" target/bench.json ${PARTS:-}
+if [ "${PARTS:-}" != queue ]; then
+    dir=$(mktemp -d)
+    # gpg leaves its agent behind, which has its files there; what was killed last may still be there, too.
+    trap 'gpgconf --homedir "$dir/tools" --kill gpg-agent 2>/dev/null; umount --lazy "$dir"; rmdir "$dir"' EXIT
+    mount -t tmpfs -o size=9g torpor-bench "$dir"
+    gcc -O2 -pthread -o "$dir/target" bench/target.c
+    # shellcheck disable=SC2086 # words
+    target/release/torpor-bench target/release/torpor "$dir" target/bench.json ${PARTS:-}
+fi
 [ -n "${PARTS:-}" ] && [ -z "${QUEUE_PARTS:-}" ] && exit
 kernel=$(ls target/kernel/debian/boot/vmlinuz* 2>/dev/null || true)
 [ -z "$kernel" ] || export TORPOR_TEST_KERNEL="${TORPOR_TEST_KERNEL:-$PWD/$kernel}"

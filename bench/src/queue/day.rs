@@ -1,9 +1,10 @@
 //! A day of CI, scaled to some seconds or to an hour, on a real daemon by several policies.
 
 use std::fmt::Write;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -102,9 +103,12 @@ pub fn seconds(millis: Millis) -> f64 {
     millis as f64 / 1000.0
 }
 
-/// What a policy has made of the day, in seconds.
+/// What a policy has made of the day, in seconds. Where jobs were unfinished when it was given up, all but their waiting is
+/// at least that.
+#[derive(Debug, Clone, PartialEq)]
 struct Outcome {
-    name: &'static str,
+    name: String,
+    unfinished: usize,
     wait_p95: f64,
     wait_longest: f64,
     long_mean: f64,
@@ -115,23 +119,27 @@ struct Outcome {
     jobs: Vec<Value>,
 }
 
-/// Runs a day by each policy, or by those that `only` names; its results are called `name`.
+/// Runs a day by each policy, or by those that `only` names; its results are called `name`. What other policies have made of
+/// the same day before, by the same build, is told and drawn with them: a long day is run in pieces.
 pub fn measure(setting: &Setting, name: &str, tasks: &[Task], only: &str) -> Result<()> {
     let policies = chosen(only)?;
     let dir = std::env::temp_dir().join(format!("torpor-bench-day-{}", std::process::id()));
     std::fs::create_dir_all(&dir)?;
     let program = compile(&dir, "units", UNITS, &["gcc"])?.display().to_string();
     let per_second = calibrate(&program)?;
-    let mut outcomes = Vec::new();
-    for (_, policy, priority, means) in policies {
+    let day = Day { name, trace: trace(tasks), build: build(&setting.torpor)? };
+    for (key, policy, priority, means) in policies {
         let classes = json!({
             "short": { "priority": priority }, "long": { "priority": 0, "means": means },
         });
         let config = json!({ "slots": SLOTS, "rules": { "classes": classes } });
         let daemon = Daemon::start(&setting.torpor, &config)?;
-        outcomes.push(run(&daemon, policy, &program, per_second, tasks)?);
+        let most = setting.limit.map(|seconds| Duration::from_secs(seconds.into()));
+        let outcome = run(&daemon, policy, &program, per_second, tasks, most)?;
+        setting.write(&day.file(key), &day.kept(&outcome))?;
     }
     std::fs::remove_dir_all(&dir)?;
+    let outcomes = day.all(&setting.results);
     let table = format!("{}\n{}", table(&outcomes), goals(&outcomes));
     print!("{table}");
     setting.write(&format!("queue-{name}.md"), &table)?;
@@ -141,6 +149,78 @@ pub fn measure(setting: &Setting, name: &str, tasks: &[Task], only: &str) -> Res
         ensure!(outcome.lost == 0.0, "wrong: {} has lost {} s of work", outcome.name, outcome.lost);
     }
     Ok(())
+}
+
+/// The jobs of a day, as text: results of two days are not put side by side.
+fn trace(tasks: &[Task]) -> String {
+    let one = |task: &Task| format!("{} {} {} {}", task.at, task.work, task.class, task.memory);
+    tasks.iter().map(one).collect::<Vec<_>>().join("; ")
+}
+
+/// What says which build it is that is measured.
+fn build(torpor: &Path) -> Result<String> {
+    let output = Command::new(torpor).arg("--version").output()?;
+    ensure!(output.status.success(), "{} --version fails", torpor.display());
+    let bytes = std::fs::metadata(torpor)?.len();
+    Ok(format!("{}, {bytes} bytes", String::from_utf8(output.stdout)?.trim()))
+}
+
+/// A day whose results are kept.
+struct Day<'d> {
+    name: &'d str,
+    trace: String,
+    build: String,
+}
+
+impl Day<'_> {
+    /// The name of the file that keeps what a policy has made of it.
+    fn file(&self, policy: &str) -> String {
+        format!("queue-{}-{policy}.json", self.name)
+    }
+
+    fn kept(&self, outcome: &Outcome) -> String {
+        json!({
+            "trace": self.trace,
+            "build": self.build,
+            "unfinished": outcome.unfinished,
+            "wait_p95": outcome.wait_p95,
+            "wait_longest": outcome.wait_longest,
+            "long_mean": outcome.long_mean,
+            "makespan": outcome.makespan,
+            "used": outcome.used,
+            "lost": outcome.lost,
+            "waste": outcome.waste,
+            "jobs": outcome.jobs,
+        })
+        .to_string()
+    }
+
+    /// What each policy has made of it, as far as that was run.
+    fn all(&self, results: &Path) -> Vec<Outcome> {
+        let outcome = |(key, name, ..): Policy| {
+            let text = std::fs::read(results.join(self.file(key))).ok()?;
+            let found: Value = serde_json::from_slice(&text).ok()?;
+            let is_it = found["trace"] == *self.trace && found["build"] == *self.build;
+            if !is_it {
+                println!("{name}: what is kept is of another day or build, and left out");
+                return None;
+            }
+            let number = |key: &str| found[key].as_f64();
+            Some(Outcome {
+                name: name.to_owned(),
+                unfinished: usize::try_from(found["unfinished"].as_u64()?).ok()?,
+                wait_p95: number("wait_p95")?,
+                wait_longest: number("wait_longest")?,
+                long_mean: number("long_mean")?,
+                makespan: number("makespan")?,
+                used: number("used")?,
+                lost: number("lost")?,
+                waste: number("waste")?,
+                jobs: found["jobs"].as_array()?.clone(),
+            })
+        };
+        POLICIES.into_iter().filter_map(outcome).collect()
+    }
 }
 
 fn chosen(only: &str) -> Result<Vec<Policy>> {
@@ -159,7 +239,7 @@ fn goals(outcomes: &[Outcome]) -> String {
     let by = |name: &str| outcomes.iter().find(|outcome| outcome.name == name);
     let saving = outcomes.iter().filter(|outcome| outcome.name.contains("checkpoint"));
     let of = |outcome: &Outcome| {
-        let name = outcome.name;
+        let name = &outcome.name;
         let mut text = goal(&format!("{name}, short jobs wait, 95 %"), outcome.wait_p95, 3.0, "s");
         if let Some(first) = by(FIRST) {
             let slower = (outcome.long_mean / first.long_mean - 1.0) * 100.0;
@@ -191,10 +271,11 @@ fn calibrate(program: &str) -> Result<f64> {
 
 fn run(
     daemon: &Daemon,
-    name: &'static str,
+    name: &str,
     program: &str,
     per_second: f64,
     tasks: &[Task],
+    most: Option<Duration>,
 ) -> Result<Outcome> {
     let begun = Instant::now();
     let mut ids = Vec::new();
@@ -206,8 +287,10 @@ fn run(
     }
     let mut jobs = Vec::new();
     for id in &ids {
-        jobs.push(daemon.wait(id, |job| job["state"] == "done")?);
+        let is_given_up = || most.is_some_and(|most| begun.elapsed() >= most);
+        jobs.push(daemon.wait(id, |job| job["state"] == "done" || is_given_up())?);
     }
+    let unfinished = give_up(&mut jobs)?;
     let seconds = |value: &Value| value.as_f64().unwrap_or(0.0) / 1000.0;
     let of = |class: &'static str| jobs.iter().filter(move |job| job["class"] == class);
     let wait = |job: &Value| seconds(&job["started"]) - seconds(&job["submitted"]);
@@ -221,7 +304,8 @@ fn run(
     let overhead: f64 = jobs.iter().map(|job| seconds(&job["overhead_ms"])).sum();
     let work: f64 = tasks.iter().map(|task| task.work).sum();
     Ok(Outcome {
-        name,
+        name: name.to_owned(),
+        unfinished,
         wait_p95: *waits.get(waits.len() * 95 / 100).context("no short jobs")?,
         wait_longest: *waits.last().context("no short jobs")?,
         long_mean: spans.iter().sum::<f64>() / f64::from(u32::try_from(spans.len())?),
@@ -233,14 +317,30 @@ fn run(
     })
 }
 
+/// Counts what is not done as ended now, and as started now if it has not; returns how many jobs that are.
+fn give_up(jobs: &mut [Value]) -> Result<usize> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_millis();
+    let now = json!(u64::try_from(now)?);
+    let mut count = 0;
+    for job in jobs.iter_mut().filter(|job| job["ended"].is_null()) {
+        count += 1;
+        job["ended"] = now.clone();
+        if job["started"].is_null() {
+            job["started"] = now.clone();
+        }
+    }
+    Ok(count)
+}
+
 fn table(outcomes: &[Outcome]) -> String {
     let mut text = "| policy | short jobs wait, 95 % | longest | long jobs, mean | makespan | useful work | work lost | waste |\n\
                     |---|---:|---:|---:|---:|---:|---:|---:|\n"
         .to_owned();
     for o in outcomes {
+        let (more, less) = if o.unfinished > 0 { ("> ", "< ") } else { ("", "") };
         let _ = writeln!(
             text,
-            "| {} | {:.1} s | {:.1} s | {:.1} s | {:.1} s | {:.0} % | {:.1} s | {:.1} s |",
+            "| {} | {:.1} s | {:.1} s | {more}{:.1} s | {more}{:.1} s | {less}{:.0} % | {more}{:.1} s | {more}{:.1} s |",
             o.name,
             o.wait_p95,
             o.wait_longest,
@@ -250,6 +350,9 @@ fn table(outcomes: &[Outcome]) -> String {
             o.lost,
             o.waste,
         );
+    }
+    for o in outcomes.iter().filter(|o| o.unfinished > 0) {
+        let _ = writeln!(text, "\n{}: given up when {} jobs were not done.", o.name, o.unfinished);
     }
     text
 }
@@ -265,7 +368,7 @@ fn plot(outcomes: &[Outcome]) -> String {
     let mut body = String::new();
     let mut top = 10.0;
     for outcome in outcomes {
-        body += &svg::text(10.0, top + 12.0, false, outcome.name);
+        body += &svg::text(10.0, top + 12.0, false, &outcome.name);
         top += 18.0;
         let first = outcome
             .jobs
@@ -316,4 +419,77 @@ fn spells(job: &Value) -> Vec<(&Value, &Value)> {
     }
     spells.extend(since.map(|since| (since, &job["ended"])));
     spells
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn outcome(name: &str, makespan: f64) -> Outcome {
+        let job = json!({
+            "class": "long", "submitted": 1000, "started": 2000, "ended": 5000,
+            "events": [{ "kind": "started", "at": 2000 }],
+        });
+        Outcome {
+            name: name.to_owned(),
+            unfinished: 0,
+            wait_p95: 1.5,
+            wait_longest: 2.5,
+            long_mean: 100.25,
+            makespan,
+            used: 0.75,
+            lost: 0.0,
+            waste: 8.5,
+            jobs: vec![job],
+        }
+    }
+
+    /// A policy takes an hour: the others are run on other days.
+    #[test]
+    fn what_was_run_before_is_told_with_what_is_run_now() {
+        let dir = tempfile::tempdir().unwrap();
+        let day = |tasks: &[Task], build: &str| Day {
+            name: "hour",
+            trace: trace(tasks),
+            build: build.to_owned(),
+        };
+        let now = day(&simulated(60.0), "1");
+        let keep = |day: &Day<'_>, policy: &str, outcome: &Outcome| {
+            std::fs::write(dir.path().join(day.file(policy)), day.kept(outcome)).unwrap();
+        };
+        let (first, stop) = (outcome(FIRST, 60.0), outcome("stop, then checkpoint", 61.0));
+        let kill = Outcome { unfinished: 2, waste: 400.0, ..outcome(KILL, 90.0) };
+        keep(&now, "stop", &stop);
+        assert_eq!(now.all(dir.path()), std::slice::from_ref(&stop));
+        keep(&now, "fifo", &first);
+        keep(&now, "kill", &kill);
+        let all = now.all(dir.path());
+        assert_eq!(all, [first, kill, stop]);
+        let text = table(&all);
+        assert!(text.contains("| > 90.0 s | < 75 % | > 0.0 s | > 400.0 s |"), "{text}");
+        assert!(
+            text.ends_with("\nkill and restart: given up when 2 jobs were not done.\n"),
+            "{text}"
+        );
+        assert!(goals(&all).contains("waste, beside that of killing: 10 % at most, 2.1 % seen"));
+        let drawn = plot(&all);
+        assert!(all.iter().all(|one| drawn.contains(&one.name)), "{drawn}");
+        // What is of another day or build is nothing to compare with.
+        keep(&day(&dense(60.0), "1"), "checkpoint", &outcome("checkpoint", 1.0));
+        keep(&day(&simulated(60.0), "2"), "fifo", &outcome(FIRST, 1.0));
+        let names: Vec<String> = now.all(dir.path()).into_iter().map(|one| one.name).collect();
+        assert_eq!(names, [KILL, "stop, then checkpoint"]);
+    }
+
+    #[test]
+    fn who_is_given_up_counts_as_if_it_ended_then() {
+        let mut jobs =
+            [json!({ "started": 5, "ended": 7 }), json!({ "started": 5 }), json!({ "id": 3 })];
+        assert_eq!(give_up(&mut jobs).unwrap(), 2);
+        assert_eq!(jobs[0], json!({ "started": 5, "ended": 7 }));
+        assert!(jobs[1]["started"] == 5 && jobs[1]["ended"].as_u64().unwrap() > 7);
+        assert_eq!(jobs[2]["started"], jobs[2]["ended"]);
+    }
 }

@@ -25,7 +25,9 @@ const USAGE: &str =
     "usage: torpor-bench-queue TORPOR RESULT-DIRECTORY [PART|PART:NAME,NAME]...
 parts: urgent, move, tools, floor, day; and hour, which is left out unless it is named. Names are those of tools, and of
   policies of day and hour: fifo, kill, checkpoint, stop
+What policies make of a day is kept, and told with what others make of the same one later, by the same build.
 QUEUE_SECONDS: how long each tool runs, and a day (60)
+QUEUE_LIMIT: after how many seconds a day is given up, with what is not done by then (never)
 QUEUE_MIB: what a job holds that moves (1335, which is 1,400 MB)
 QUEUE_TIMES: how often each tool is preempted, at random moments (10)
 QUEUE_MOMENTS: at which seconds of running instead, as \"1 60 600\"; some tools count time for which they are
@@ -42,6 +44,8 @@ pub struct Setting {
     pub results: PathBuf,
     /// Seconds that a tool runs, and a day.
     pub seconds: u32,
+    /// Seconds after which a day is given up.
+    pub limit: Option<u32>,
     /// How often a tool is preempted, at random moments.
     pub times: u32,
     /// At which seconds of running it is instead, if there are any.
@@ -74,6 +78,7 @@ fn main() -> Result<()> {
         torpor: Path::new(torpor).canonicalize().with_context(|| torpor.clone())?,
         results: PathBuf::from(results),
         seconds: number("QUEUE_SECONDS", 60)?,
+        limit: Some(number("QUEUE_LIMIT", 0)?).filter(|&seconds| seconds > 0),
         times: number("QUEUE_TIMES", 10)?,
         moments: moments.split_whitespace().map(str::parse).collect::<Result<_, _>>()?,
         beside: usize::try_from(number("QUEUE_BESIDE", 1)?)?.max(1),
