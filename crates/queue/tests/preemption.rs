@@ -378,6 +378,26 @@ fn what_runs_after_a_job_that_has_failed_ends_as_well() {
     daemon.wait_for(last, "cancelled");
 }
 
+/// Whether it waits, or runs and ends well when it is told to.
+#[test]
+fn what_runs_after_a_job_that_was_cancelled_ends_as_well() {
+    let daemon = Daemon::start(&["--slots", "1"]);
+    let script = "trap 'exit 0' TERM; echo begun; while :; do sleep 0.05; done";
+    let runs = daemon.submit(&[], &["sh", "-c", script]);
+    daemon.wait_for_output(runs, "begun\n");
+    let waits = daemon.submit(&[], &["true"]);
+    for id in [waits, runs] {
+        let never = daemon.submit(&["--after", &id.to_string()], &["true"]);
+        daemon.ok(&["cancel", &id.to_string()]);
+        daemon.wait_for(id, "cancelled");
+        let job = daemon.wait_for(never, "cancelled");
+        assert_eq!(job["note"], format!("job {id}, which it was to run after, was cancelled"));
+    }
+    assert_eq!(daemon.job(runs)["exit"], 0);
+    let late = daemon.submit(&["--after", &runs.to_string()], &["true"]);
+    daemon.wait_for(late, "cancelled");
+}
+
 /// A job that gives way has not failed, not even where it is killed for that.
 #[test]
 fn preemptions_use_up_no_retries() {

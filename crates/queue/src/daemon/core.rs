@@ -474,7 +474,7 @@ impl Core {
         shepherd::cgroups(&dir).remove();
         // Followers look for it instead of asking all the time.
         let _ = std::fs::write(dir.path().join("ended"), "");
-        self.end_dependents(id, exit);
+        self.end_dependents(id);
     }
 
     /// A job is over for a cause that is not its own.
@@ -486,8 +486,8 @@ impl Core {
     }
 
     /// Jobs that were to run after one that has failed never will.
-    fn end_dependents(&mut self, id: JobId, exit: Exit) {
-        if exit == Exit::Code(0) {
+    fn end_dependents(&mut self, id: JobId) {
+        if !self.has_failed(id) {
             return;
         }
         let waiting = self.jobs.values().filter(|job| job.place != Place::Ended);
@@ -501,14 +501,16 @@ impl Core {
     /// Whether nothing can run any more that is to run after a job.
     fn has_failed(&self, id: JobId) -> bool {
         let ended = self.jobs.get(&id).filter(|job| job.place == Place::Ended);
-        ended.is_some_and(|job| job.exit != Some(Exit::Code(0)))
+        ended.is_some_and(|job| !job.has_succeeded())
     }
 
     fn end_dependent(&mut self, id: JobId, failed: JobId) {
         if let Some(record) = self.jobs.get_mut(&id) {
             record.cancelled = true;
         }
-        let note = format!("job {failed}, which it was to run after, has failed");
+        let is_cancelled = self.jobs.get(&failed).is_some_and(|job| job.cancelled);
+        let how = if is_cancelled { "was cancelled" } else { "has failed" };
+        let note = format!("job {failed}, which it was to run after, {how}");
         self.end(id, Exit::Code(125), Some(note));
     }
 

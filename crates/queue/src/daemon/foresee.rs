@@ -5,7 +5,6 @@ use super::core::Core;
 use super::record::{Place, Record};
 use crate::preemption::Means;
 use crate::scheduler::{self, Action, JobId, World};
-use crate::shepherd::message::Exit;
 
 impl Core {
     /// Finds them.
@@ -31,8 +30,7 @@ impl Core {
 
     /// The jobs that one is to run after, and that have not ended well yet.
     pub(super) fn first(&self, record: &Record) -> Vec<JobId> {
-        let pending =
-            |id: &&JobId| self.jobs.get(id).is_some_and(|j| j.exit != Some(Exit::Code(0)));
+        let pending = |id: &&JobId| self.jobs.get(id).is_some_and(|job| !job.has_succeeded());
         record.spec.after.iter().filter(pending).copied().collect()
     }
 

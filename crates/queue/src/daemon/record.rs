@@ -332,6 +332,12 @@ impl Record {
         }
     }
 
+    /// Whether others may run that are to run after it. One that was cancelled has not come to its end, whatever it says.
+    #[must_use]
+    pub(crate) fn has_succeeded(&self) -> bool {
+        self.place == Place::Ended && !self.cancelled && self.exit == Some(Exit::Code(0))
+    }
+
     /// What is said to somebody who wants something of it when it is over.
     #[must_use]
     pub(crate) fn over(&self) -> String {
