@@ -131,7 +131,7 @@ impl JobDir {
     /// How far a copy of its files is, while one is made.
     #[must_use]
     pub(crate) fn copying(&self) -> PathBuf {
-        self.0.join("copying.json")
+        self.0.join(COPYING)
     }
 
     /// The job's own directory, if it has one.
@@ -140,6 +140,9 @@ impl JobDir {
         self.0.join("work")
     }
 }
+
+/// Where in a job's directory it is told how far a copy of its files is.
+pub(crate) const COPYING: &str = "copying.json";
 
 /// Where a job finds its own directory: the same path on each machine, so that it can go on
 /// on another. It is mounted there where only the job sees it.

@@ -47,7 +47,7 @@ pub(super) fn remove_all(dir: &JobDir) {
 pub(super) fn remove_own(dir: &JobDir) {
     let is_own = |entry: &fs::DirEntry| {
         let name = entry.file_name();
-        let own = OWN.iter().chain(&["overlay", GONE]).any(|own| name == *own);
+        let own = OWN.iter().chain(&["overlay", GONE, files::COPYING]).any(|own| name == *own);
         own || name.as_encoded_bytes().starts_with(b"ready")
     };
     let entries = fs::read_dir(dir.path()).into_iter().flatten().flatten();

@@ -27,6 +27,9 @@ pub(crate) const COPY: &str = "copy";
 /// So often it is told how far a copy is.
 const BEAT: Duration = Duration::from_secs(1);
 
+/// What was told so long ago is of a copy that nobody makes any more: whoever waited for it was killed.
+const STALE: Duration = Duration::from_secs(60);
+
 /// Does what can be done for a job before it is started: its own directory is made, and it is looked up
 /// what its container is made of.
 ///
@@ -132,7 +135,10 @@ pub(crate) struct Progress {
 /// What is copied of a job's files at the moment, if that takes long.
 #[must_use]
 pub(crate) fn progress(dir: &JobDir) -> Option<Progress> {
-    serde_json::from_slice(&fs::read(dir.copying()).ok()?).ok()
+    let path = dir.copying();
+    let age = fs::metadata(&path).ok()?.modified().ok()?.elapsed();
+    let is_stale = age.is_ok_and(|age| age > STALE);
+    if is_stale { None } else { serde_json::from_slice(&fs::read(path).ok()?).ok() }
 }
 
 /// Copies something by a process that is the job's user.
@@ -240,5 +246,9 @@ mod tests {
         assert_eq!(progress(&dir), Some(found));
         let text = fs::read_to_string(dir.copying()).unwrap();
         assert_eq!(text, r#"{"what":"artefact","bytes":1000,"files":7}"#);
+        let long_ago = std::time::SystemTime::now() - 2 * STALE;
+        let file = fs::File::options().write(true).open(dir.copying()).unwrap();
+        file.set_modified(long_ago).unwrap();
+        assert_eq!(progress(&dir), None);
     }
 }
