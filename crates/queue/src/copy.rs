@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, mkdirat, renameat, statat, statfs, unlinkat};
 use rustix::io::Errno;
 use torpor_kernel::sparse;
-use torpor_kernel::tree::{self, Entry};
+use torpor_kernel::tree::{self, Entry, Id};
 use torpor_sys::writeback::write_back;
 
 use crate::files;
@@ -271,10 +271,14 @@ struct Place<'p> {
 
 impl Copy<'_> {
     fn all(mut self) -> io::Result<()> {
+        let own = tree::id(&self.to.dir(&Way::default())?.metadata()?);
         while let Some(step) = self.walk.step() {
             let dir = self.walk.dir();
             let way = self.walk.way();
             let dir = dir.map_err(|errno| failed(self.from, way, errno))?;
+            if way.depth() == 0 && tree::id(&dir.metadata()?) == own {
+                return Err(into_itself(self.from, way));
+            }
             let shown = |e: io::Error| {
                 io::Error::new(e.kind(), format!("{}: {e}", way.shown(self.making.at)))
             };
@@ -285,7 +289,7 @@ impl Copy<'_> {
             }
             let before = self.before.as_mut().and_then(|top| top.dir(way).ok());
             let place = Place { from: self.from, way, dir, before, to };
-            let below = place.copy(&self.to, &mut self.making)?;
+            let below = place.copy(&self.to, own, &mut self.making)?;
             below.iter().for_each(|name| self.walk.descend(name));
         }
         Ok(())
@@ -294,7 +298,7 @@ impl Copy<'_> {
 
 impl Place<'_> {
     /// Copies what is in it; returns the directories among that, which are empty until it is their turn.
-    fn copy(&self, root: &Top, making: &mut Making<'_>) -> io::Result<Vec<PathBuf>> {
+    fn copy(&self, root: &Top, own: Id, making: &mut Making<'_>) -> io::Result<Vec<PathBuf>> {
         let mut below = Vec::new();
         let listed = tree::list_with_mounts(&self.dir, Path::new(""));
         let (listed, mounted) = listed.map_err(|errno| failed(self.from, self.way, errno))?;
@@ -305,6 +309,11 @@ impl Place<'_> {
             return Err(io::Error::other(text));
         }
         for entry in listed {
+            if entry.meta.is_dir() && tree::id(&entry.meta) == own {
+                let mut way = self.way.clone();
+                way.enter(&entry.name);
+                return Err(into_itself(self.from, &way));
+            }
             if entry.meta.is_dir() {
                 let made = making.put_dir(&self.to, &entry.name);
                 made.map_err(|e| making.failed(self.way, &entry.name, &e))?;
@@ -423,6 +432,11 @@ fn failed(from: &Path, way: &Way, errno: Errno) -> io::Error {
     let error = io::Error::from(errno);
     let why = if tree::is_gone(errno) { ": somebody else has changed it meanwhile" } else { "" };
     io::Error::new(error.kind(), format!("{}: {error}{why}", way.shown(from)))
+}
+
+/// What would have a copy of itself in it, and so on until the disk is full.
+fn into_itself(from: &Path, way: &Way) -> io::Error {
+    io::Error::other(format!("{}: it is where this is copied to", way.shown(from)))
 }
 
 fn named(path: &Path, error: &io::Error) -> io::Error {
@@ -768,6 +782,16 @@ mod tests {
         assert_eq!(names(&to), ["there"]);
         assert_eq!(names(&to.join("there")), ["file", "sub"]);
         assert_eq!(fs::read_to_string(to.join("there/file")).unwrap(), "as it was");
+    }
+
+    #[test]
+    fn nothing_is_copied_into_itself() {
+        let (_dir, work) = scene();
+        for to in ["sub/new", "sub", "."] {
+            let said = for_user(&work, &work.join(to), &mut |_| Ok(())).unwrap_err().to_string();
+            assert!(said.ends_with(": it is where this is copied to"), "{to}: {said}");
+        }
+        assert_eq!(fs::read_dir(work.join("sub")).unwrap().count(), 1);
     }
 
     /// As `cp` would go into it, or a user would miss it.
