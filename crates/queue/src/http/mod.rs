@@ -7,8 +7,8 @@ mod server;
 use std::io::{self, Read, Write};
 use std::time::{Duration, Instant};
 
-pub(crate) use client::{DEFAULT, is_cut_off};
 pub use client::{Address, Answer, Client, encode};
+pub(crate) use client::{DEFAULT, is_cut_off};
 pub use server::{Body, Request, Response, answer_all, answer_one};
 
 /// No head of a request or an answer is longer.
