@@ -258,8 +258,9 @@ torpor_in_pods() {
 			exec $programs/helm --kubeconfig $dir/pki/admin.conf "\$@"
 		END
 		chmod +x "$dir/bin/helm"
-		helm install torpor "$scripts/../../crates/kubernetes/chart" --set "image=$image,store=$store" \
-			>"$dir/log/apply.log" 2>&1
+		# Where helm keeps its own record.
+		until_true 60 kubectl get namespace default
+		helm install torpor "$scripts/../../crates/kubernetes/chart" --set "image=$image,store=$store"
 	else
 		torpor kubernetes manifests --image "$image" --store "$store" >"$dir/all.yaml"
 		kubectl apply -f "$dir/all.yaml" >"$dir/log/apply.log" 2>&1
