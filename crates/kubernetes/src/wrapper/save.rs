@@ -257,7 +257,7 @@ pub(super) fn end(words: &Words, id: &str) -> bool {
     let was_frozen = is_frozen(words, id);
     let freezer = group(words, id).map(|group| Freezer::of(&group));
     // Version 1 of cgroups lets nothing frozen die. By way of runc it takes longer than some callers live.
-    if !freezer.is_some_and(|freezer| freezer.set(false).is_ok()) {
+    if freezer.is_none_or(|freezer| freezer.set(false).is_err()) {
         resume(words, id);
     }
     was_frozen
