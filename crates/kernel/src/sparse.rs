@@ -30,10 +30,12 @@ pub fn next_data(file: impl AsFd, at: u64, size: u64) -> Result<Option<(u64, u64
 }
 
 /// Copies a file to an empty one: at once where their file system lets both have the same blocks (reflink), else what is
-/// no hole. `copied` is told each time that some bytes of it are there.
+/// no hole. `copied` is told each time that some bytes of it are there. A file that says that it is empty is read to its
+/// end: files of procfs and of some servers (FUSE) say so.
 ///
 /// # Errors
-/// If the file cannot be read, or the other cannot be written: its disk is full, for example; what `copied` fails with.
+/// If the file cannot be read, or the other cannot be written: its disk is full, for example; `UnexpectedEof` if the file
+/// becomes shorter meanwhile; what `copied` fails with.
 pub fn copy(
     from: &File,
     to: &File,
@@ -42,6 +44,9 @@ pub fn copy(
     let size = from.metadata()?.len();
     if ioctl_ficlone(to, from).is_ok() {
         return copied(size);
+    }
+    if size == 0 {
+        return copy_to_end(from, to, copied);
     }
     let (mut source, mut target, mut next) = (from, to, 0);
     while let Some((start, len)) = next_data(from, next, size)? {
@@ -52,14 +57,34 @@ pub fn copy(
         while left > 0 {
             let count = io::copy(&mut source.take(left.min(STEP)), &mut target)?;
             if count == 0 {
-                break;
+                return Err(shorter());
             }
             left -= count;
             copied(count)?;
         }
     }
     target.flush()?;
+    if from.metadata()?.len() < size {
+        return Err(shorter());
+    }
     to.set_len(size)
+}
+
+fn copy_to_end(
+    from: &File,
+    mut to: &File,
+    copied: &mut dyn FnMut(u64) -> io::Result<()>,
+) -> io::Result<()> {
+    loop {
+        match io::copy(&mut from.take(STEP), &mut to)? {
+            0 => return to.flush(),
+            count => copied(count)?,
+        }
+    }
+}
+
+fn shorter() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "it has become shorter while it was copied")
 }
 
 #[cfg(test)]
@@ -109,5 +134,41 @@ mod tests {
             Err(io::ErrorKind::BrokenPipe.into())
         });
         assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn what_becomes_shorter_is_not_filled_up() {
+        // Where no blocks are shared.
+        let new = || tempfile::tempfile_in("/dev/shm").unwrap();
+        for left in [STEP / 2, STEP, STEP + 4096, 2 * STEP] {
+            let from = new();
+            // Data after which comes a hole.
+            from.write_all_at(&vec![b'x'; usize::try_from(STEP).unwrap() + 8192], 0).unwrap();
+            from.set_len(4 * STEP).unwrap();
+            let mut is_cut = false;
+            let cut = copy(&from, &new(), &mut |_| match std::mem::replace(&mut is_cut, true) {
+                true => Ok(()),
+                false => from.set_len(left),
+            });
+            assert_eq!(cut.unwrap_err().kind(), io::ErrorKind::UnexpectedEof, "{left}");
+        }
+    }
+
+    #[test]
+    fn what_says_that_it_is_empty_is_read() {
+        let from = File::open("/proc/self/limits").unwrap();
+        assert_eq!(from.metadata().unwrap().len(), 0);
+        let to = tempfile::tempfile().unwrap();
+        let mut told = 0;
+        copy(&from, &to, &mut |bytes| {
+            told += bytes;
+            Ok(())
+        })
+        .unwrap();
+        let mut read = vec![0; usize::try_from(told).unwrap()];
+        to.read_exact_at(&mut read, 0).unwrap();
+        assert!(read.starts_with(b"Limit ") && to.metadata().unwrap().len() == told);
+        copy(&tempfile::tempfile().unwrap(), &tempfile::tempfile().unwrap(), &mut |_| Ok(()))
+            .unwrap();
     }
 }
