@@ -236,17 +236,35 @@ fn read_request(stream: &mut dyn Stream) -> io::Result<Result<Head, Response>> {
         headers: owned(parsed.headers),
         body: Vec::new(),
     };
-    if request.header("Transfer-Encoding").is_some() {
-        return Ok(Err(Response::problem(411, "send the length of the body with it")));
-    }
-    let length = request.header("Content-Length").map_or(Ok(0), str::parse::<u64>);
-    let Ok(length) = length else {
-        return Ok(Err(Response::problem(400, "the length of the body is no number")));
+    let length = match length(&request) {
+        Ok(length) => length,
+        Err((status, detail)) => return Ok(Err(Response::problem(status, detail))),
     };
     if length > MAX_BODY && !request.is_large() {
         return Ok(Err(Response::problem(413, "the body is too long")));
     }
     Ok(Ok((request, length, before)))
+}
+
+/// How long the body of a request is. Where that can be understood in two ways, whoever stands between takes a part of the
+/// body for another request, perhaps.
+fn length(request: &Request) -> Result<u64, (u16, &'static str)> {
+    let named = |(name, _): &&(String, String)| name.eq_ignore_ascii_case("Content-Length");
+    let mut lengths = request.headers.iter().filter(named).map(|(_, value)| value.as_str());
+    let length = lengths.next();
+    match (request.header("Transfer-Encoding"), length) {
+        (Some(_), Some(_)) => return Err((400, "the body has a length and an encoding")),
+        (Some(_), None) => return Err((411, "send the length of the body with it")),
+        (None, None) => return Ok(0),
+        (None, Some(_)) if lengths.any(|other| Some(other) != length) => {
+            return Err((400, "the body has two lengths"));
+        }
+        (None, Some(_)) => {}
+    }
+    // A sign is no digit.
+    let digits = length.filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+    let number = digits.and_then(|digits| digits.parse().ok());
+    number.ok_or((400, "the length of the body is no number"))
 }
 
 /// Decodes `%` and two digits, and `+`.
@@ -372,6 +390,12 @@ mod tests {
             ("GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n", "400"),
             ("GET / HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n", "413"),
             ("GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", "411"),
+            ("GET / HTTP/1.1\r\nContent-Length: +1\r\n\r\na", "400"),
+            ("GET / HTTP/1.1\r\nContent-Length: 1\r\ncontent-length: 2\r\n\r\nab", "400"),
+            (
+                "GET / HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n",
+                "400",
+            ),
         ] {
             let (seen, output) = ask(input);
             assert!(seen.is_none() && output.starts_with(&format!("HTTP/1.1 {status}")), "{input}");
