@@ -332,6 +332,8 @@ impl Check {
 mod tests {
     use std::io::{self, BufRead, BufReader, Read, Write};
     use std::net::{TcpListener, TcpStream};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
     use std::time::Duration;
 
@@ -372,24 +374,37 @@ mod tests {
     #[test]
     fn a_daemon_that_is_silent_is_asked_again_under_the_same_key() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = Address::Plain(listener.local_addr().unwrap().to_string());
+        let place = listener.local_addr().unwrap();
+        let address = Address::Plain(place.to_string());
         let silence = Duration::from_millis(300);
         let client = Client { address, token: None, tls: None, silence };
         let spec = Spec { command: vec!["x".to_owned()], dir: "/".into(), ..Spec::default() };
+        let is_answered = Arc::new(AtomicBool::new(false));
+        let is_over = Arc::clone(&is_answered);
         let daemon = thread::spawn(move || {
             let (mut silent, _) = listener.accept().unwrap();
-            let first = heard(&silent);
+            let mut keys = vec![heard(&silent)];
             // Until the client has lost its patience.
             let _ = io::copy(&mut silent, &mut io::sink());
-            let (mut stream, _) = listener.accept().unwrap();
-            let second = heard(&stream);
-            write!(stream, "HTTP/1.1 201 Created\r\nContent-Length: 8\r\n\r\n{{\"id\":7}}")
-                .unwrap();
-            [first, second]
+            // On a slow machine it may lose that once more before it has its answer.
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                if is_over.load(Ordering::SeqCst) {
+                    break;
+                }
+                keys.push(heard(&stream));
+                let answer = "HTTP/1.1 201 Created\r\nContent-Length: 8\r\n\r\n{\"id\":7}";
+                let _ = stream.write_all(answer.as_bytes());
+            }
+            keys
         });
         assert_eq!(hand_in(&client, &spec, None).unwrap().0, 7);
-        let [first, second] = daemon.join().unwrap();
-        assert!(!first.is_empty() && first == second, "{first} {second}");
+        is_answered.store(true, Ordering::SeqCst);
+        drop(TcpStream::connect(place).unwrap());
+        let mut keys = daemon.join().unwrap();
+        let asked = keys.len();
+        keys.dedup();
+        assert!(asked >= 2 && keys.len() == 1 && !keys[0].is_empty(), "{asked}: {keys:?}");
         // Nobody listens there any more: who never was there is not waited for.
         assert!(hand_in(&client, &spec, None).is_err());
     }
