@@ -12,10 +12,12 @@ use std::collections::HashMap;
 use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, mkdirat, renameat, statat, statfs, unlinkat};
+use rustix::fs::{
+    AtFlags, CWD, Mode, OFlags, chmodat, linkat, mkdirat, renameat, statat, statfs, unlinkat,
+};
 use rustix::io::Errno;
 use torpor_kernel::sparse;
 use torpor_kernel::tree::{self, Entry, Id};
@@ -64,8 +66,9 @@ pub(crate) fn snapshot(from: &Path, before: Option<&Path>, to: &Path) -> io::Res
 /// is there when all of it is copied, or not at all. `copied` is told from time to time.
 ///
 /// # Errors
-/// If a file cannot be read, copied or replaced (named in the error), is mounted there, or `copied` fails. Sockets and
-/// devices are left out.
+/// If a file cannot be read, copied or replaced (named in the error), is mounted there, or `copied` fails. A directory that
+/// is there and is somebody else's keeps its mode and times, which is an error when all else is copied. Sockets and devices
+/// are left out.
 pub(crate) fn for_user(
     from: &Path,
     to: &Path,
@@ -89,8 +92,23 @@ pub(crate) fn for_user(
     let place = to.with_file_name(&beside);
     let made = fs::DirBuilder::new().mode(0o700).create(&place);
     let made = made.map_err(|e| named(to, &e)).and_then(|()| whole(&place));
-    made.and_then(|()| fs::rename(&place, to).map_err(|e| named(to, &e)))
-        .inspect_err(|_| drop(files::remove_trees(&[&place])))
+    made.and_then(|()| fs::rename(&place, to).map_err(|e| named(to, &e))).inspect_err(|_| {
+        let _ = open_up(&place);
+        let _ = files::remove_trees(&[&place]);
+    })
+}
+
+/// Lets this user remove a copy whose directories may have their modes already, by which nothing can be removed from them.
+fn open_up(place: &Path) -> io::Result<()> {
+    fs::set_permissions(place, fs::Permissions::from_mode(0o700))?;
+    let mut walk = Walk::of(place)?;
+    while let Some(dir) = walk.next_dir()? {
+        for entry in tree::list(&dir, Path::new(""))?.iter().filter(|entry| entry.meta.is_dir()) {
+            chmodat(&dir, &entry.name, Mode::RWXU, AtFlags::empty())?;
+            walk.descend(&entry.name);
+        }
+    }
+    Ok(())
 }
 
 /// Copies what is no directory.
@@ -139,6 +157,8 @@ struct Making<'m> {
     manner: Manner,
     names: Names,
     so_far: Copied,
+    /// What keeps something of its own that it was to be given.
+    undressed: Option<io::Error>,
     copied: &'m mut dyn FnMut(Copied) -> io::Result<()>,
 }
 
@@ -148,7 +168,8 @@ impl<'m> Making<'m> {
         manner: Manner,
         copied: &'m mut dyn FnMut(Copied) -> io::Result<()>,
     ) -> Self {
-        Self { at, manner, names: Names::default(), so_far: Copied::default(), copied }
+        let (names, so_far) = (Names::default(), Copied::default());
+        Self { at, manner, names, so_far, undressed: None, copied }
     }
 
     /// Makes something that has this name then.
@@ -198,11 +219,27 @@ impl<'m> Making<'m> {
 
     /// Gives a copy all that its original has beside the content, or what this user may give.
     fn dress(&self, to: &File, original: &File) -> io::Result<()> {
-        let (marks, attributes) = (Marks::of(&original.metadata()?), marks::attributes(original)?);
+        let marks = Marks::of(&original.metadata()?);
         match self.manner {
-            Manner::AsItIs => marks.give(to, &attributes),
-            Manner::ForUser { .. } => marks.give_what_may_be(to, &attributes),
+            Manner::AsItIs => marks.give(to, &marks::attributes(original)?),
+            Manner::ForUser { .. } => {
+                marks.give_what_may_be(to, &marks::attributes_to_give(original)?)
+            }
         }
+    }
+
+    /// The same for a directory. One that was there may be somebody else's: then it stays as it is, and the rest is copied.
+    fn dress_dir(&mut self, to: &File, original: &File, way: &Way) -> io::Result<()> {
+        let Err(e) = self.dress(to, original) else { return Ok(()) };
+        let is_foreign = e.raw_os_error() == Some(Errno::PERM.raw_os_error());
+        let is_for_user = matches!(self.manner, Manner::ForUser { .. });
+        let shown = way.shown(self.at);
+        if !(is_foreign && is_for_user) {
+            return Err(io::Error::new(e.kind(), format!("{shown}: {e}")));
+        }
+        let text = format!("{shown}: it keeps its mode and times: {e}");
+        self.undressed.get_or_insert_with(|| io::Error::new(e.kind(), text));
+        Ok(())
     }
 
     /// Says of what it was not possible in the copy.
@@ -218,11 +255,26 @@ impl<'m> Making<'m> {
 struct Names {
     /// Directories of the copy that one of those is in.
     dirs: Vec<PathBuf>,
-    /// By their inodes, those that have more names than were seen: which directory the copy is in, its name there, and how
-    /// many are to come.
-    several: HashMap<u64, (usize, PathBuf, u64)>,
-    /// Of what is shared with the copy before, by inodes there: as which file. Two that were one then may be two now.
-    shared: HashMap<u64, u64>,
+    /// Those that have more names than were seen: which directory the copy is in, its name there, and how many are to come.
+    several: HashMap<Seen, (usize, PathBuf, u64)>,
+    /// Of what is shared with the copy before, by files there: as which file. Two that were one then may be two now.
+    shared: HashMap<Id, Id>,
+}
+
+/// A file as it was seen. Once it has changed, it is another one than was copied.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Seen {
+    /// Other file systems that the walk comes to have the same inodes: subvolumes of btrfs, layers of an overlay.
+    id: Id,
+    len: u64,
+    changed: (i64, i64),
+}
+
+impl Seen {
+    fn of(meta: &Metadata) -> Self {
+        let changed = (meta.ctime(), meta.ctime_nsec());
+        Self { id: tree::id(meta), len: meta.len(), changed }
+    }
 }
 
 impl Names {
@@ -236,16 +288,17 @@ impl Names {
             self.dirs.push(dir);
         }
         let first = (self.dirs.len() - 1, name.to_owned(), meta.nlink() - 1);
-        self.several.insert(meta.ino(), first);
+        self.several.insert(Seen::of(meta), first);
     }
 
     /// The directory and the name that the copy of a file has already.
     fn known(&mut self, meta: &Metadata) -> Option<(PathBuf, PathBuf)> {
-        let (dir, name, left) = self.several.get_mut(&meta.ino())?;
+        let seen = Seen::of(meta);
+        let (dir, name, left) = self.several.get_mut(&seen)?;
         let found = (self.dirs.get(*dir)?.clone(), name.clone());
         *left -= 1;
         if *left == 0 {
-            self.several.remove(&meta.ino());
+            self.several.remove(&seen);
         }
         Some(found)
     }
@@ -279,12 +332,12 @@ impl Copy<'_> {
             if way.depth() == 0 && tree::id(&dir.metadata()?) == own {
                 return Err(into_itself(self.from, way));
             }
-            let shown = |e: io::Error| {
+            let to = self.to.dir(way).map_err(|errno| {
+                let e = io::Error::from(errno);
                 io::Error::new(e.kind(), format!("{}: {e}", way.shown(self.making.at)))
-            };
-            let to = self.to.dir(way).map_err(|errno| shown(errno.into()))?;
+            })?;
             if step == Step::OutOf {
-                self.making.dress(&to, &dir).map_err(shown)?;
+                self.making.dress_dir(&to, &dir, way)?;
                 continue;
             }
             let before = self.before.as_mut().and_then(|top| top.dir(way).ok());
@@ -292,7 +345,7 @@ impl Copy<'_> {
             let below = place.copy(&self.to, own, &mut self.making)?;
             below.iter().for_each(|name| self.walk.descend(name));
         }
-        Ok(())
+        self.making.undressed.map_or(Ok(()), Err)
     }
 }
 
@@ -415,13 +468,14 @@ impl Place<'_> {
         if known.is_none() || known != attributes(&self.dir, meta) {
             return false;
         }
-        if names.shared.get(&old_meta.ino()).is_some_and(|&as_file| as_file != meta.ino()) {
+        let (id, as_file) = (tree::id(&old_meta), tree::id(meta));
+        if names.shared.get(&id).is_some_and(|&known| known != as_file) {
             return false;
         }
         let old = format!("/proc/self/fd/{}", old.as_raw_fd());
         let is_linked = linkat(CWD, old, &self.to, name, AtFlags::SYMLINK_FOLLOW).is_ok();
         if is_linked {
-            names.shared.insert(old_meta.ino(), meta.ino());
+            names.shared.insert(id, as_file);
         }
         is_linked
     }
@@ -454,7 +508,7 @@ fn is_same(old: &File, meta: &Metadata) -> bool {
 #[cfg(test)]
 mod tests {
     use std::io::{BufRead, BufReader, Write};
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::{chown, symlink};
     use std::process::{Command, Stdio};
 
     use super::*;
@@ -696,6 +750,32 @@ mod tests {
         assert_eq!(left, 2, "something stays beside what was replaced");
     }
 
+    /// What was written to it since is in no copy of it.
+    #[test]
+    fn a_file_that_changes_between_two_of_its_names_is_copied_twice() {
+        let (dir, work) = scene();
+        let to = dir.path().join("to");
+        fs::hard_link(work.join("sub/file"), work.join("again")).unwrap();
+        for_user(&work, &to, &mut |copied| match copied.files {
+            1 => fs::write(work.join("again"), "longer"),
+            _ => Ok(()),
+        })
+        .unwrap();
+        let text = |name: &str| fs::read_to_string(to.join(name)).unwrap();
+        assert_eq!(["again", "sub/file"].map(text), ["own", "longer"]);
+        assert!(!are_one(&to.join("again"), &to.join("sub/file")));
+    }
+
+    #[test]
+    fn files_of_two_file_systems_are_two() {
+        let [proc, sys] = ["/proc", "/sys"].map(|path| fs::metadata(path).unwrap());
+        assert_eq!(proc.ino(), sys.ino());
+        let mut names = Names::default();
+        names.note(&Way::default(), Path::new("first"), &proc);
+        assert_eq!(names.known(&sys), None);
+        assert!(names.known(&fs::metadata("/proc").unwrap()).is_some());
+    }
+
     /// They look as they did before, and what is written to one of them must not come into the other.
     #[test]
     fn files_that_were_one_and_are_two_do_not_become_one_again() {
@@ -771,6 +851,10 @@ mod tests {
         assert!(kind.to_string().contains("there/sub: something else has this name"), "{kind}");
         let dir_there = for_user(&over, &to.join("there"), &mut |_| Ok(())).unwrap_err();
         assert!(dir_there.to_string().contains("to/there: "), "{dir_there}");
+        symlink("there", to.join("link")).unwrap();
+        let link_there = for_user(&work, &to.join("link"), &mut |_| Ok(())).unwrap_err();
+        assert!(link_there.to_string().contains("to/link: "), "{link_there}");
+        fs::remove_file(to.join("link")).unwrap();
         let device = for_user(Path::new("/dev/null"), &to.join("null"), &mut |_| Ok(()));
         assert!(device.unwrap_err().to_string().contains("devices are not copied"));
         let names = |dir: &Path| {
@@ -782,6 +866,65 @@ mod tests {
         assert_eq!(names(&to), ["there"]);
         assert_eq!(names(&to.join("there")), ["file", "sub"]);
         assert_eq!(fs::read_to_string(to.join("there/file")).unwrap(), "as it was");
+    }
+
+    /// Does something with the rights of another user than root.
+    fn as_user<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+        let user = rustix::fs::Uid::from_raw(USER);
+        std::thread::scope(|scope| {
+            let worker = scope.spawn(|| {
+                rustix::thread::set_thread_groups(&[]).unwrap();
+                rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+                work()
+            });
+            worker.join().unwrap()
+        })
+    }
+
+    const USER: u32 = 65_534;
+
+    /// Nothing can be removed from what nobody may write to: Go's cache of modules, say.
+    #[test]
+    fn nothing_stays_of_what_may_not_be_written_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        for name in ["a/b", "c"] {
+            fs::create_dir_all(from.join(name)).unwrap();
+            fs::write(from.join(name).join("file"), "read-only").unwrap();
+        }
+        fs::create_dir(&to).unwrap();
+        for path in [dir.path(), &to] {
+            chown(path, Some(USER), None).unwrap();
+        }
+        for name in ["a/b", "a", "c", "."] {
+            let mode = fs::Permissions::from_mode(0o555);
+            fs::set_permissions(from.join(name), mode).unwrap();
+        }
+        let full = |copied: Copied| match copied.files {
+            2 => Err(io::Error::from(io::ErrorKind::StorageFull)),
+            _ => Ok(()),
+        };
+        let failed = as_user(|| for_user(&from, &to.join("new"), &mut { full })).unwrap_err();
+        assert_eq!(failed.kind(), io::ErrorKind::StorageFull);
+        assert_eq!(fs::read_dir(&to).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn somebody_elses_directory_gets_what_comes_besides() {
+        let (dir, work) = scene();
+        let to = dir.path().join("to");
+        fs::create_dir(work.join("other")).unwrap();
+        fs::write(work.join("other/file"), "too").unwrap();
+        fs::create_dir_all(to.join("sub")).unwrap();
+        for path in [dir.path(), &work, &work.join("sub"), &work.join("other"), &to] {
+            chown(path, Some(USER), None).unwrap();
+        }
+        fs::set_permissions(to.join("sub"), fs::Permissions::from_mode(0o777)).unwrap();
+        let told = as_user(|| for_user(&work, &to, &mut |_| Ok(()))).unwrap_err().to_string();
+        assert!(told.contains("to/sub: it keeps its mode and times: "), "{told}");
+        let text = |name: &str| fs::read_to_string(to.join(name)).unwrap();
+        assert_eq!(["sub/file", "other/file"].map(text), ["own", "too"]);
+        assert_eq!(fs::metadata(to.join("sub")).unwrap().mode() & 0o7777, 0o777);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use rustix::fs::{
     AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags, chownat,
     fsetxattr, futimens, mknodat, openat, symlinkat,
 };
+use rustix::io::Errno;
 use torpor_kernel::tree;
 pub(crate) use torpor_kernel::tree::Attributes;
 
@@ -87,6 +88,18 @@ pub(crate) fn attributes(file: &File) -> io::Result<Attributes> {
         ![&b"trusted.overlay.origin"[..], b"trusted.overlay.impure"].contains(&name.as_slice())
     });
     Ok(all)
+}
+
+/// The same for a copy that gets what this process [may give](Marks::give_what_may_be): none, where it may not read them, or
+/// one is too long.
+///
+/// # Errors
+/// If the attributes cannot be read for another reason.
+pub(crate) fn attributes_to_give(file: &File) -> io::Result<Attributes> {
+    attributes(file).or_else(|e| match Errno::from_io_error(&e) {
+        Some(Errno::ACCESS | Errno::PERM | Errno::RANGE) => Ok(Attributes::new()),
+        _ => Err(e),
+    })
 }
 
 /// Whether this marks, in the upper directory of an overlay, that there is nothing.
