@@ -73,6 +73,29 @@ fn a_job_goes_only_when_those_before_it_have_ended() {
     assert_eq!(a.output(second), "second\n");
 }
 
+/// It has not come to its end, whatever it says.
+#[test]
+fn what_follows_a_job_that_was_cancelled_elsewhere_does_not_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let [a, b] = pair(dir.path(), &json!({}));
+    let script = "trap 'exit 0' TERM; echo begins; until [ -e $0 ]; do sleep 0.1; done; echo there; \
+                  while :; do sleep 0.1; done";
+    let first = a.submit(&[], &["sh", "-c", script, a.may_end().to_str().unwrap()]);
+    let second = a.submit(&["--after", &first.to_string()], &["echo", "second"]);
+    a.wait_for_output(first, "begins");
+    a.ok(&["move", &first.to_string(), "--to", "b"]);
+    b.wait_for(1, "running");
+    a.let_end();
+    a.wait_for_output(first, "there");
+    b.ok(&["cancel", "1"]);
+    let job = b.wait_for(1, "cancelled");
+    assert_eq!(job["exit"], 0, "{job}");
+    assert_eq!(a.wait_for(first, "cancelled")["exit"], 0);
+    let job = a.wait_for(second, "cancelled");
+    assert!(job["note"].as_str().unwrap().contains("was cancelled"), "{job}");
+    assert_eq!(a.output(second), "");
+}
+
 #[test]
 fn files_of_a_job_travel_with_it() {
     let dir = tempfile::tempdir().unwrap();

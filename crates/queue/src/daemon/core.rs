@@ -490,12 +490,25 @@ impl Core {
         if !self.has_failed(id) {
             return;
         }
-        let waiting = self.jobs.values().filter(|job| job.place != Place::Ended);
-        let ids: Vec<JobId> =
-            waiting.filter(|job| job.spec.after.contains(&id)).map(|job| job.id).collect();
+        let waiting = self.waiting().filter(|job| job.spec.after.contains(&id));
+        let ids: Vec<JobId> = waiting.map(|job| job.id).collect();
         for dependent in ids {
             self.end_dependent(dependent, id);
         }
+    }
+
+    /// The daemon before may have been killed before it came to that, or have judged otherwise whether one has failed.
+    pub(super) fn end_dependents_of_all(&mut self) {
+        let first: BTreeSet<JobId> =
+            self.waiting().flat_map(|job| job.spec.after.iter().copied()).collect();
+        for id in first {
+            self.end_dependents(id);
+        }
+    }
+
+    /// Jobs that do not run, here or elsewhere.
+    fn waiting(&self) -> impl Iterator<Item = &Record> {
+        self.jobs.values().filter(|job| job.place.waits() && !job.shepherd)
     }
 
     /// Whether nothing can run any more that is to run after a job.

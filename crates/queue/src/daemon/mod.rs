@@ -124,6 +124,7 @@ fn lock(data: &Path) -> Result<File, String> {
 /// their last checkpoint.
 fn recover(queue: &Arc<Queue>) {
     let mut core = queue.lock();
+    core.end_dependents_of_all();
     let live: Vec<_> =
         core.jobs.values().filter(|job| job.place != Place::Ended).cloned().collect();
     let mut runs = Vec::new();
@@ -138,5 +139,38 @@ fn recover(queue: &Arc<Queue>) {
     drop(core);
     for run in runs {
         run.find(Arc::clone(queue));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shepherd::message::Exit;
+    use crate::spec::Spec;
+
+    /// The daemon before did not come to that, or a job that was cancelled had succeeded for it.
+    #[test]
+    fn what_waits_for_a_job_that_has_failed_ends_when_the_next_daemon_begins() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("jobs")).unwrap();
+        let mut core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
+        let mut submit = |after: &[u64]| {
+            let command = vec!["x".to_owned()];
+            let spec = Spec { command, dir: "/".into(), after: after.to_vec(), ..Spec::default() };
+            core.submit(spec, None).unwrap()
+        };
+        let first = submit(&[]);
+        let [second, running] = [(); 2].map(|()| submit(&[first]));
+        let [third, other] = [submit(&[second]), submit(&[])];
+        let job = core.jobs.get_mut(&first).unwrap();
+        (job.place, job.exit, job.cancelled) = (Place::Ended, Some(Exit::Code(0)), true);
+        core.jobs.get_mut(&running).unwrap().place = Place::Away;
+        let queue = Queue::new(core);
+        recover(&queue);
+        let core = queue.lock();
+        let states = [second, third, running, other].map(|id| core.jobs[&id].state());
+        assert_eq!(states, ["cancelled", "cancelled", "moved", "queued"]);
+        let note = core.jobs[&second].note.clone().unwrap();
+        assert_eq!(note, format!("job {first}, which it was to run after, was cancelled"));
     }
 }

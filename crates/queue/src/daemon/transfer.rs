@@ -385,6 +385,8 @@ impl Transfer {
             core.transfers.remove(&self.id);
             if let Some(record) = core.jobs.get_mut(&self.id) {
                 record.given_up = end.given_up;
+                // By somebody there, perhaps. It may have ended with status 0 all the same.
+                record.cancelled |= end.cancelled.is_some();
             }
             core.end(self.id, end.exit, end.note);
         });
