@@ -515,7 +515,7 @@ impl<'w> Table<'w> {
     }
 
     /// Whether a job may take slots that `first`, which comes before it, waits for: if
-    /// `first` can take them back, if they are free again before it can start, or if it cannot have them.
+    /// `first` can take them back, or if they are free again before it can start.
     fn may_pass(
         &self,
         first: &Candidate,
@@ -532,10 +532,7 @@ impl<'w> Table<'w> {
             (Some(until), Some(remaining)) => self.world.now.saturating_add(remaining) <= until,
             _ => false,
         };
-        // One that is due kills nobody. It has found nobody else, and nothing is kept for it that this one could take.
-        let may_kill =
-            first.due && candidate.level > first.level && before.slots == 1 && self.free <= 0;
-        can_take_back || in_time || may_kill
+        can_take_back || in_time
     }
 
     /// When something changes by itself: a guarantee falls due or ends, a slice is over, an
