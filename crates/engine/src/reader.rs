@@ -29,6 +29,7 @@ use tracing::subscriber::{NoSubscriber, with_default};
 
 use crate::error::{Context, Error, Result};
 use crate::namespace::net::conf;
+use crate::restore::image::TaskImage;
 use crate::restore::load::{self, Checkpoint};
 
 /// What images ask for.
@@ -159,12 +160,12 @@ pub(crate) fn view<'a>(
         limits: &task.limits,
         scheduling: &task.scheduling,
         areas: task.memory.as_ref().map_or(&[], |memory| &memory.areas),
-        table: task.ids.files_id,
+        table: task.sharing.table,
         fds: &task.fds,
         places: [
             task.memory.as_ref().map(|memory| memory.program),
-            task.fs.as_ref().map(|fs| fs.cwd_id),
-            task.fs.as_ref().map(|fs| fs.root_id),
+            task.fs.as_ref().map(|fs| fs.directory),
+            task.fs.as_ref().map(|fs| fs.root),
         ],
         zombie: task.is_zombie(),
     });
@@ -177,7 +178,7 @@ pub(crate) fn view<'a>(
 }
 
 fn unsaid(checkpoint: &Checkpoint) -> BTreeSet<u32> {
-    let of_task = |task: &load::TaskImage| {
+    let of_task = |task: &TaskImage| {
         let threads = task.tree.threads.iter().zip(&task.credentials);
         let unsaid = threads.filter(|(_, credentials)| {
             credentials.as_ref().is_some_and(|known| known.no_new_privileges.is_none())

@@ -342,6 +342,52 @@ fn calls_that_have_typed_forms_have_no_others() {
     assert!(files.is_empty(), "torpor_tracee::syscall has typed forms of calls in {files:?}");
 }
 
+/// The entries of images that code names, by the types that they have in Rust.
+fn entries_in(text: &str) -> BTreeSet<&str> {
+    let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let words = code.flat_map(|line| line.split(|c: char| !c.is_alphanumeric() && c != '_'));
+    let is_entry = |word: &&str| word.len() > "Entry".len() && word.ends_with("Entry");
+    words.filter(is_entry).filter(|word| word.starts_with(char::is_uppercase)).collect()
+}
+
+/// What makes a tree takes types, and not entries of images, which the reader might take for something else
+/// (docs/adr/0019-read-twice.md).
+#[test]
+fn restores_are_made_of_types() {
+    /// The file that reads the images, and one that makes nothing: it looks for options without use.
+    const READ: [&str; 2] = ["restore/load.rs", "restore/unused.rs"];
+    /// Which open file it is: its kind has its types read from that. The others are written.
+    const KNOWN: [&str; 3] = ["FileEntry", "RestoreStatsEntry", "StatsEntry"];
+    /// What a task is in the tree, shares and stands in, its memory, and the inventory: they are named where they are
+    /// written.
+    const OF_TASKS: [(&str, &[&str]); 6] = [
+        ("PstreeEntry", &["dump/"]),
+        ("TaskKobjIdsEntry", &["dump/"]),
+        ("FsEntry", &["dump/"]),
+        ("InventoryEntry", &["dump/", "host/"]),
+        ("VmaEntry", &["dump/", "memory/vma.rs"]),
+        ("MmEntry", &["dump/"]),
+    ];
+    assert_eq!(entries_in("a: &VmaEntry,\n// FsEntry\nEntry::new"), BTreeSet::from(["VmaEntry"]));
+    let files = files_of_engine();
+    let mut wrong = Vec::new();
+    for (file, text) in &files {
+        let is_at = |places: &[&str]| places.iter().any(|place| file.starts_with(place));
+        for entry in entries_in(text) {
+            let is_raw = is_at(&["restore/"]) && !is_at(&READ) && !KNOWN.contains(&entry);
+            let of_tasks = OF_TASKS.iter().find(|(name, _)| *name == entry);
+            if is_raw || of_tasks.is_some_and(|(_, places)| !is_at(places)) {
+                wrong.push(format!("{file}: {entry}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "entries of images where things are made: {wrong:#?}");
+    for read in READ {
+        let (_, text) = files.iter().find(|(file, _)| file == read).unwrap();
+        assert!(!entries_in(text).is_empty(), "{read} reads nothing any more");
+    }
+}
+
 /// The guardian runs when all else has gone wrong: it imports nothing that it undoes.
 #[test]
 fn the_guardian_knows_nothing_of_what_it_undoes() {

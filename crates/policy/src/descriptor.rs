@@ -8,6 +8,7 @@ use torpor_images::proto::FdinfoEntry;
 use torpor_images::{ImageDir, kind};
 
 use crate::error::{Error, Result};
+use crate::sharing::TableNumber;
 
 /// A descriptor of a table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -24,7 +25,7 @@ pub struct Descriptor {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DescriptorTable {
     /// The number of the table.
-    pub table: u32,
+    pub table: TableNumber,
     /// What is in it.
     pub all: Vec<Descriptor>,
 }
@@ -34,8 +35,8 @@ impl Descriptor {
     ///
     /// # Errors
     /// If the image is damaged; a number that is there twice, or that there cannot be.
-    pub fn all(images: &ImageDir, table: u32) -> Result<Vec<Self>> {
-        let entries = images.read_all_or_empty::<FdinfoEntry>(kind::FDINFO, table.into())?;
+    pub fn all(images: &ImageDir, table: TableNumber) -> Result<Vec<Self>> {
+        let entries = images.read_all_or_empty::<FdinfoEntry>(kind::FDINFO, table.number())?;
         let of = |FdinfoEntry { fd, id: file, flags, .. }| Descriptor { fd, file, flags };
         let mut all: Vec<Self> = entries.into_iter().map(of).collect();
         all.sort_by_key(|descriptor| descriptor.fd);
@@ -44,7 +45,7 @@ impl Descriptor {
         match twice.or(large) {
             None => Ok(all),
             Some(fd) => Err(Error::Invalid {
-                image: kind::FDINFO.file_name(table.into()),
+                image: table.image(),
                 reason: format!("fd {fd} is impossible"),
             }),
         }
@@ -75,7 +76,7 @@ mod tests {
             let entry = |&fd: &u32| FdinfoEntry { fd, id: 9, ..FdinfoEntry::default() };
             let entries: Vec<_> = numbers.iter().map(entry).collect();
             images.write_all(kind::FDINFO, 7, &entries).unwrap();
-            Descriptor::all(&images, 7)
+            Descriptor::all(&images, TableNumber::of(7))
                 .map(|all| all.iter().map(|descriptor| descriptor.fd).collect::<Vec<_>>())
                 .map_err(|error| error.to_string())
         };
@@ -83,6 +84,6 @@ mod tests {
         let impossible = |fd: u32| Err(format!("fdinfo-7.img: fd {fd} is impossible"));
         assert_eq!(of(&[3, 5, 3]), impossible(3));
         assert_eq!(of(&[0, 1 << 31]), impossible(1 << 31));
-        assert_eq!(Descriptor::all(&images, 8).unwrap(), []);
+        assert_eq!(Descriptor::all(&images, TableNumber::of(8)).unwrap(), []);
     }
 }

@@ -59,9 +59,7 @@ impl NsKind {
         }
     }
 
-    /// The number of a task's namespace of this kind.
-    #[must_use]
-    pub fn id_in(self, ids: &TaskKobjIdsEntry) -> Option<u32> {
+    fn id_in(self, ids: &TaskKobjIdsEntry) -> Option<u32> {
         let mut ids = *ids;
         *self.field(&mut ids)
     }
@@ -82,6 +80,25 @@ impl NsKind {
             NsKind::Cgroup => &mut ids.cgroup_ns_id,
             NsKind::Time => &mut ids.time_ns_id,
         }
+    }
+}
+
+/// The namespaces of the dumping program, by their numbers in the images: what a task shares with it is
+/// this host's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HostSpaces([Option<u32>; NsKind::ALL.len()]);
+
+impl HostSpaces {
+    /// Those that an entry has.
+    #[must_use]
+    pub fn of(ids: &TaskKobjIdsEntry) -> Self {
+        HostSpaces(NsKind::ALL.map(|kind| kind.id_in(ids)))
+    }
+
+    /// The number of the one of a kind.
+    #[must_use]
+    pub fn number(&self, kind: NsKind) -> Option<u32> {
+        self.0[kind as usize]
     }
 }
 
@@ -107,13 +124,12 @@ impl Default for NsSet {
 }
 
 impl NsSet {
-    /// Takes them out of what a task shares, so that nobody reads them there again. `host` are the
-    /// namespaces of the dumping program: what a task shared with it is this host's.
+    /// Those of an entry. `host` are those of the dumping program: what a task shared with it is this host's.
     #[must_use]
-    pub fn take(ids: &mut TaskKobjIdsEntry, host: &TaskKobjIdsEntry) -> Self {
+    pub fn read(ids: &TaskKobjIdsEntry, host: &HostSpaces) -> Self {
         NsSet(NsKind::ALL.map(|kind| {
-            let number = kind.field(ids).take().filter(|&number| number != 0);
-            match number.filter(|_| number != kind.id_in(host)) {
+            let number = kind.id_in(ids).filter(|&number| number != 0);
+            match number.filter(|_| number != host.number(kind)) {
                 Some(own) => Home::Own(own),
                 None => Home::Host(number),
             }
@@ -150,15 +166,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn homes_are_taken_out_of_what_a_task_shares() {
+    fn what_is_not_the_hosts_is_the_tasks_own() {
         let host = TaskKobjIdsEntry {
             net_ns_id: Some(3),
             uts_ns_id: Some(4),
             ipc_ns_id: Some(0),
             ..TaskKobjIdsEntry::default()
         };
-        let mut ids = TaskKobjIdsEntry {
-            files_id: 9,
+        let ids = TaskKobjIdsEntry {
             net_ns_id: Some(3),
             uts_ns_id: Some(5),
             // What is no number is no namespace of the tasks' own, nor is the number of another kind.
@@ -166,8 +181,7 @@ mod tests {
             mnt_ns_id: Some(4),
             ..TaskKobjIdsEntry::default()
         };
-        let homes = NsSet::take(&mut ids, &host);
-        assert_eq!(ids, TaskKobjIdsEntry { files_id: 9, ..TaskKobjIdsEntry::default() });
+        let homes = NsSet::read(&ids, &HostSpaces::of(&host));
         assert_eq!(homes.get(NsKind::Net), Home::Host(Some(3)));
         assert_eq!(homes.get(NsKind::Uts), Home::Own(5));
         assert_eq!(homes.get(NsKind::Ipc), Home::Host(None));
@@ -183,9 +197,9 @@ mod tests {
         for (index, kind) in NsKind::ALL.into_iter().enumerate() {
             let mut ids = TaskKobjIdsEntry::default();
             kind.set_id_in(&mut ids, 7);
-            assert_eq!(kind.id_in(&ids), Some(7));
+            assert_eq!(HostSpaces::of(&ids).number(kind), Some(7));
             assert_eq!(kind as usize, index);
-            let homes = NsSet::take(&mut ids, &TaskKobjIdsEntry::default());
+            let homes = NsSet::read(&ids, &HostSpaces::default());
             let with = NsKind::ALL.into_iter().filter(|&kind| homes.own(kind).is_some());
             assert_eq!(with.collect::<Vec<_>>(), [kind]);
         }

@@ -99,15 +99,16 @@ mod tests {
     use torpor_images::proto::{TaskKobjIdsEntry, TorporNestedUserEntry};
 
     use super::*;
+    use crate::namespace::HostSpaces;
 
     fn home(user: u32, net: u32) -> NsSet {
         let host = TaskKobjIdsEntry { user_ns_id: Some(1), ..TaskKobjIdsEntry::default() };
-        let mut ids = TaskKobjIdsEntry {
+        let ids = TaskKobjIdsEntry {
             user_ns_id: Some(user),
             net_ns_id: Some(net),
             ..TaskKobjIdsEntry::default()
         };
-        NsSet::take(&mut ids, &host)
+        NsSet::read(&ids, &HostSpaces::of(&host))
     }
 
     /// Namespaces: a number, the one above, and what belongs to it.

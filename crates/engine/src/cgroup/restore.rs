@@ -21,7 +21,7 @@ use crate::namespace::mount::{Tree, own_tree};
 use crate::namespace::{Namespaces, NsKind, nested_user, send_into};
 use crate::options::{CgroupMode, Cgroups};
 use crate::proc;
-use crate::restore::load::TaskImage;
+use crate::restore::image::TaskImage;
 use crate::restore::tasks::Task;
 
 /// How long a failed restore waits for its tasks to leave the groups that it made.

@@ -563,7 +563,7 @@ impl<'a> Dump<'a> {
             ns_per_id: Some(true),
             root_cg_set: Some(cgroup::OWN),
             lsmtype: Some(crate::task::lsm().into()),
-            network_lock_method: Some(self.network.method(self.opts.network.lock)),
+            network_lock_method: Some(self.network.locked_by(self.opts.network.lock).number()),
             plugins_entry: Some(PluginsEntry::default()),
             torpor_cpuinfo: self.processor.take(),
             tcp_close: self.opts.network.tcp_close.then_some(true),

@@ -235,8 +235,8 @@ pub(crate) fn load(images: &ImageDir, tasks: &[tasks::Task]) -> Result<Vec<FileL
 fn holder(tasks: &[tasks::Task], lock: &FileLock) -> Result<(usize, u32)> {
     let task = tasks.iter().position(|t| t.vpid == lock.task);
     let task = task.ok_or_else(|| invalid(lock, "is that of no task"))?;
-    let table = tasks[task].image.ids.files_id;
-    let sharers = tasks.iter().filter(|t| t.image.ids.files_id == table);
+    let table = tasks[task].image.sharing.table;
+    let sharers = tasks.iter().filter(|t| t.image.sharing.table == table);
     let number = lock.fd.cast_unsigned();
     let mut fds = sharers.flat_map(|t| &t.image.fds);
     let fd = fds.find(|fd| fd.fd == number).ok_or_else(|| invalid(lock, "has no descriptor"))?;

@@ -17,7 +17,7 @@ use crate::error::{Context, Error, Result};
 use crate::namespace::user::IdMaps;
 use crate::network::accept::Running;
 use crate::options::{Given, JoinNs, Network};
-use crate::restore::load::TaskImage;
+use crate::restore::image::TaskImage;
 use crate::restore::tasks::Task;
 
 /// Kinds that a task can have of its own although its parent lives in another one.

@@ -19,7 +19,7 @@ use super::{Homes, Namespace, Namespaces, NsKind, send_into};
 use crate::dump::tasks::Task;
 use crate::error::{About, Context, Error, Result};
 use crate::proc;
-use crate::restore::load::TaskImage;
+use crate::restore::image::TaskImage;
 use crate::restore::process::{reap, with_process};
 use crate::restore::tasks;
 use crate::restore::transport::Transport;

@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use torpor_images::proto::{PidnsEntry, TorporNestedEntry};
 use torpor_images::{ImageDir, kind};
+use torpor_policy::PID_MAX;
 use torpor_tracee::syscall::{self, RemoteFd};
 
 use super::{Namespace, Namespaces, NsKind, external};
@@ -22,7 +23,7 @@ use crate::error::{Context, Error, Result};
 use crate::external::External;
 use crate::options::Given;
 use crate::proc::{self, Status};
-use crate::restore::load::{PID_MAX, TaskImage};
+use crate::restore::image::TaskImage;
 use crate::restore::tasks::Task;
 
 /// The number of the first process of a namespace.
@@ -283,8 +284,8 @@ pub(crate) fn levels(tasks: &[Task], spaces: &Namespaces, task: usize) -> Vec<u3
 }
 
 /// The first task of a pid namespace below that of the root task.
-fn first_of(tasks: &[Task], space: u32) -> Option<usize> {
-    tasks.iter().map(|task| &task.image).position(|task| {
+fn first_of<T: AsRef<TaskImage>>(tasks: &[T], space: u32) -> Option<usize> {
+    tasks.iter().map(AsRef::<TaskImage>::as_ref).position(|task| {
         task.homes.number(NsKind::Pid) == Some(space) && task.pid_at(task.depth()) == 1
     })
 }
@@ -301,8 +302,12 @@ pub(crate) fn find_firsts(tasks: &[Task], spaces: &mut Namespaces) {
 /// Who has to be born before `task` since that is born into its namespace from outside: the first
 /// task there.
 #[must_use]
-pub(crate) fn awaited(tasks: &[Task], task: usize, parent: usize) -> Option<usize> {
-    let home = |task: usize| tasks[task].image.homes.number(NsKind::Pid);
+pub(crate) fn awaited<T: AsRef<TaskImage>>(
+    tasks: &[T],
+    task: usize,
+    parent: usize,
+) -> Option<usize> {
+    let home = |task: usize| tasks[task].as_ref().homes.number(NsKind::Pid);
     let space = home(task).filter(|_| home(task) != home(parent))?;
     first_of(tasks, space).filter(|first| *first != task)
 }

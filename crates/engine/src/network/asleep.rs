@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use torpor_images::ImageDir;
 use torpor_images::proto::{FileEntry, InetSkEntry};
+use torpor_policy::Inventory;
 
 use super::left;
 use super::listed::is_own;
@@ -84,8 +84,8 @@ impl NetworkOrigin {
 pub(crate) struct Connections<'a> {
     /// What was asked for.
     pub network: &'a Network,
-    /// The images.
-    pub images: &'a ImageDir,
+    /// What the images are from.
+    pub inventory: &'a Inventory,
     /// What `files.img` says, by id.
     pub entries: &'a HashMap<u32, FileEntry>,
     /// The namespaces, new and old.
@@ -105,18 +105,13 @@ impl Connections<'_> {
     /// The name of the locks of the dump that the images are from: its id, or, in images from before
     /// there were ids, the pid of its root task.
     fn lock_id(&self) -> String {
-        let inventory = self.images.inventory().ok();
-        let id = inventory.and_then(|i| i.dump_criu_run_id).unwrap_or_default();
-        // It goes into rules: nothing but what our own names are made of.
-        let id: String =
-            id.chars().filter(|c| c.is_ascii_hexdigit() || *c == '-').take(64).collect();
-        let root = self.root.map(|vpid| vpid.to_string());
-        if id.is_empty() { root.unwrap_or_default() } else { id }
+        let root = || self.root.map(|vpid| vpid.to_string()).unwrap_or_default();
+        self.inventory.name.clone().unwrap_or_else(root)
     }
 
     /// Takes away what the dump has left to hold the network still, whichever program made it.
     fn unlock(&self, made: &HashSet<u32>) -> Result<()> {
-        let method = self.images.inventory()?.network_lock_method;
+        let locked_by = self.inventory.locked_by;
         let sockets: Vec<&InetSkEntry> = self
             .entries
             .values()
@@ -128,7 +123,7 @@ impl Connections<'_> {
         let spaces: HashSet<u32> =
             sockets.iter().filter_map(|isk| isk.ns_id).chain(own.map(|ns| ns.id)).collect();
         let id = self.lock_id();
-        let tools = Tool::all_of(method);
+        let tools = Tool::all_of(locked_by);
         for &ns in spaces.difference(made) {
             let ends = self.connections_in(ns);
             let is_host = self.spaces.by_id(ns).is_none_or(|ns| ns.is_host);
@@ -140,7 +135,7 @@ impl Connections<'_> {
                         rules::unlock(tool, &id, &Scope::All)?;
                     }
                 }
-                if method.is_none() {
+                if locked_by.is_none() {
                     rules::unlock_old(&id);
                 }
                 Ok(())
@@ -305,7 +300,7 @@ fn lock_one(of: &Connections<'_>, ns: u32, origin: NetworkOrigin) -> Result<Opti
     let id = of.lock_id();
     let is_locked = |tool: Tool| of.spaces.in_netns(ns, || Ok(tool.is_locked(&id)));
     if origin.is_callers() {
-        let by_dump = of.images.inventory()?.network_lock_method.and_then(Tool::of_method);
+        let by_dump = of.inventory.locked_by.and_then(Tool::of_inventory);
         if by_dump.map_or(Ok(false), is_locked)? {
             return Ok(None);
         }
@@ -329,28 +324,18 @@ impl Drop for Asleep {
 
 #[cfg(test)]
 mod tests {
-    use torpor_images::kind;
-    use torpor_images::proto::InventoryEntry;
-
     use super::*;
     use crate::network::nftables::table;
 
     #[test]
     fn locks_have_the_name_of_the_dump_or_of_its_root() {
-        let dir = tempfile::tempdir().unwrap();
-        let images = ImageDir::open(dir.path()).unwrap();
         let name = |id: Option<&str>, root| {
-            let dump_criu_run_id = id.map(str::to_owned);
-            let inventory =
-                InventoryEntry { img_version: 2, dump_criu_run_id, ..InventoryEntry::default() };
-            images.write_one(kind::INVENTORY, 0, &inventory).unwrap();
+            let inventory = &Inventory { name: id.map(str::to_owned), ..Inventory::default() };
             let (network, spaces) = (&Network::default(), &Namespaces::default());
-            let (images, entries) = (&images, &HashMap::new());
-            table(&Connections { network, images, entries, spaces, root }.lock_id())
+            let entries = &HashMap::new();
+            table(&Connections { network, inventory, entries, spaces, root }.lock_id())
         };
         assert_eq!(name(None, Some(42)), "CRIU-42");
-        assert_eq!(name(Some(""), Some(42)), "CRIU-42");
         assert_eq!(name(Some("0a5f-7"), Some(42)), "CRIU-0a5f-7");
-        assert_eq!(name(Some("0a5f; drop"), Some(42)), "CRIU-0a5fd");
     }
 }

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use torpor_kernel::sock_diag::InetSocket;
+use torpor_policy::LockedBy;
 
 use super::accept;
 use super::listed::{inodes_of, is_own, is_shared, tcp_sockets};
@@ -61,12 +62,12 @@ impl Held {
     }
 
     /// How the network is locked, as the inventory has it.
-    pub(crate) fn method(&self, asked: NetworkLock) -> u32 {
+    pub(crate) fn locked_by(&self, asked: NetworkLock) -> LockedBy {
         match (self.tool, asked) {
-            (Some(tool), _) => tool.method(),
-            (None, NetworkLock::Any | NetworkLock::Iptables) => Tool::Iptables.method(),
-            (None, NetworkLock::Nftables) => Tool::Nft.method(),
-            (None, NetworkLock::Skip) => rules::SKIPPED,
+            (Some(tool), _) => tool.in_inventory(),
+            (None, NetworkLock::Any | NetworkLock::Iptables) => LockedBy::Iptables,
+            (None, NetworkLock::Nftables) => LockedBy::Nft,
+            (None, NetworkLock::Skip) => LockedBy::Nothing,
         }
     }
 

@@ -8,6 +8,8 @@ use std::os::fd::BorrowedFd;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
+use torpor_policy::LockedBy;
+
 use super::{iptables, nftables};
 use crate::error::{Context, Error, Result};
 use crate::file::socket::address::Address;
@@ -38,28 +40,25 @@ pub(crate) enum Tool {
     Nft,
 }
 
-/// What the inventory has for a dump that leaves the network alone.
-pub(crate) const SKIPPED: u32 = 2;
-
 impl Tool {
-    /// Its number in the inventory.
-    pub(crate) fn method(self) -> u32 {
+    /// What an inventory calls it.
+    pub(crate) fn in_inventory(self) -> LockedBy {
         match self {
-            Tool::Iptables => 0,
-            Tool::Nft => 1,
+            Tool::Iptables => LockedBy::Iptables,
+            Tool::Nft => LockedBy::Nft,
         }
     }
 
-    /// The tool with this number in an inventory.
-    pub(crate) fn of_method(method: u32) -> Option<Self> {
-        [Tool::Iptables, Tool::Nft].into_iter().find(|tool| tool.method() == method)
+    /// The tool that an inventory names.
+    pub(crate) fn of_inventory(by: LockedBy) -> Option<Self> {
+        [Tool::Iptables, Tool::Nft].into_iter().find(|tool| tool.in_inventory() == by)
     }
 
-    /// Those that may have locked the network of a dump whose inventory has this method: old
-    /// versions do not say which.
-    pub(crate) fn all_of(method: Option<u32>) -> Vec<Self> {
-        match method {
-            Some(method) => Tool::of_method(method).into_iter().collect(),
+    /// Those that may have locked the network of a dump whose inventory says this: old versions
+    /// do not say which.
+    pub(crate) fn all_of(by: Option<LockedBy>) -> Vec<Self> {
+        match by {
+            Some(by) => Tool::of_inventory(by).into_iter().collect(),
             None => vec![Tool::Iptables, Tool::Nft],
         }
     }
@@ -380,9 +379,9 @@ mod tests {
 
     #[test]
     fn a_method_says_what_is_unlocked() {
-        assert_eq!(Tool::all_of(Some(0)), [Tool::Iptables]);
-        assert_eq!(Tool::all_of(Some(1)), [Tool::Nft]);
-        assert_eq!(Tool::all_of(Some(SKIPPED)), []);
+        assert_eq!(Tool::all_of(Some(LockedBy::Iptables)), [Tool::Iptables]);
+        assert_eq!(Tool::all_of(Some(LockedBy::Nft)), [Tool::Nft]);
+        assert_eq!(Tool::all_of(Some(LockedBy::Nothing)), []);
         assert_eq!(Tool::all_of(None), [Tool::Iptables, Tool::Nft]);
     }
 

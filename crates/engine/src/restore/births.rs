@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Task;
-use super::tree::{self, Step};
+use super::order::{self, Step};
 use crate::error::Result;
 
 /// What cannot be made up for: why, if there is anything. `built` has husks, `last` is what they
@@ -47,7 +47,7 @@ type Places = BTreeMap<u32, (u32, Option<u32>)>;
 
 /// Those of the tasks, and of the substitutes for leaders that are missing.
 fn outline(tasks: &[Task]) -> (Places, BTreeSet<(u32, u32, Option<u32>)>) {
-    let all = tree::outline(tasks);
+    let all = order::outline(tasks);
     let is_task = |pid: u32| tasks.iter().any(|task| task.image.tree.pid == pid);
     let (tasks, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|place| is_task(place.0));
     (
@@ -61,7 +61,7 @@ fn outline(tasks: &[Task]) -> (Places, BTreeSet<(u32, u32, Option<u32>)>) {
 /// # Errors
 /// If the parents of the tasks make no tree.
 pub(super) fn steps(tasks: &[Task], is_there: impl Fn(usize) -> bool) -> Result<Vec<Step>> {
-    let all = tree::steps(tasks)?;
+    let all = order::steps(tasks)?;
     let is_new = |step: &Step| match *step {
         Step::Birth { task, .. }
         | Step::Setsid { task }

@@ -66,8 +66,8 @@ fn together(sizes: &[usize]) -> Vec<usize> {
 
 /// Whether a task before this one has the same table.
 fn shares_table(tasks: &[Task], task: usize) -> bool {
-    let id = tasks[task].image.ids.files_id;
-    tasks[task].image.is_zombie() || tasks[..task].iter().any(|t| t.image.ids.files_id == id)
+    let id = tasks[task].image.sharing.table;
+    tasks[task].image.is_zombie() || tasks[..task].iter().any(|t| t.image.sharing.table == id)
 }
 
 /// Sends the descriptors of some tasks and moves them to their numbers. The tasks work at the same time, and

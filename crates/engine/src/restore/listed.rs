@@ -23,7 +23,8 @@ use torpor_policy::{
     Ask, Credentials, Passed, PathFile, Request, SignalOwner, SocketKind, SocketOptions,
 };
 
-use super::load::{self, Checkpoint, TaskImage};
+use super::image::TaskImage;
+use super::load::{self, Checkpoint};
 use super::planned::Planned;
 use crate::error::{Error, Result};
 use crate::file::fown;

@@ -9,6 +9,7 @@ mod births;
 mod compare;
 mod descriptors;
 mod files;
+pub(crate) mod image;
 mod lazy;
 mod listed;
 pub(crate) mod load;
@@ -39,7 +40,7 @@ use std::sync::Arc;
 
 use torpor_images::ImageDir;
 use torpor_images::proto::{FileEntry, RestoreStatsEntry};
-use torpor_policy::Checked;
+use torpor_policy::{Checked, Inventory};
 use torpor_tracee::{Birth, Tracee};
 
 use self::files::{RestoredFiles, Table};
@@ -85,6 +86,8 @@ pub(crate) struct Restore<'a> {
     pub temporary: Temporary,
     /// What `files.img` says, by id.
     pub entries: HashMap<u32, FileEntry>,
+    /// What the images are from.
+    pub(crate) inventory: Inventory,
     /// What waits for the network to go on.
     pub network: Asleep,
     /// The ids of the tree's user namespace.
@@ -138,7 +141,7 @@ impl<'a> Restore<'a> {
             unused::check(opts, &images, &checkpoint, &planned.spaces)?;
         }
         images.stop_pinning(|name| !load::is_loaded(name));
-        let Checkpoint { tasks, files, .. } = checkpoint;
+        let Checkpoint { inventory, tasks, files } = checkpoint;
         cpuinfo::check_for(&images, opts.cpu_cap)?;
         let mut tasks: Vec<Task> = tasks
             .into_iter()
@@ -159,6 +162,7 @@ impl<'a> Restore<'a> {
         let mut cx = Restore::of(opts, images, tasks, files);
         cx.roots.rights = verdict.file_rights(&opts.trust.policy);
         cx.verdict = verdict;
+        cx.inventory = inventory;
         cx.ns = planned.spaces;
         pid::find_firsts(&cx.tasks, &mut cx.ns);
         cx.id_maps = planned.maps;
@@ -186,6 +190,7 @@ impl<'a> Restore<'a> {
             cgroups: cgroup::Groups::default(),
             files: RestoredFiles::default(),
             entries,
+            inventory: Inventory::default(),
             network: Asleep::default(),
             temporary: Temporary::default(),
             id_maps: IdMaps::identity(),
@@ -234,7 +239,7 @@ impl<'a> Restore<'a> {
             },
             files: &mut self.files,
             network: &mut self.network,
-            tcp_close: self.opts.network.tcp_close,
+            tcp_close: self.opts.network.tcp_close || self.inventory.tcp_close,
             profile: self.opts.birth.lsm_profile.as_deref(),
             shared: &mut self.shared,
         }
@@ -340,7 +345,7 @@ impl<'a> Restore<'a> {
     fn connections(&self) -> Connections<'_> {
         Connections {
             network: &self.opts.network,
-            images: &self.images,
+            inventory: &self.inventory,
             entries: &self.entries,
             spaces: &self.ns,
             root: self.tasks.first().map(|task| task.vpid),
@@ -434,6 +439,7 @@ impl<'a> Restore<'a> {
         self.opts = last.opts;
         std::mem::swap(&mut self.images, &mut last.images);
         std::mem::swap(&mut self.entries, &mut last.entries);
+        std::mem::swap(&mut self.inventory, &mut last.inventory);
         std::mem::swap(&mut self.files, &mut last.files);
         std::mem::swap(&mut self.temporary, &mut last.temporary);
         std::mem::swap(&mut self.network.guardian, &mut last.network.guardian);
@@ -470,22 +476,7 @@ impl<'a> Restore<'a> {
 
     /// Adds a task that is nothing but a husk.
     pub(crate) fn adopt_bare(&mut self, husk: Tracee) {
-        let image = load::TaskImage {
-            tree: torpor_images::proto::PstreeEntry::default(),
-            ids: torpor_images::proto::TaskKobjIdsEntry::default(),
-            homes: torpor_policy::NsSet::default(),
-            process: torpor_policy::process::ProcessRest::default(),
-            threads: Vec::new(),
-            registers: Vec::new(),
-            credentials: Vec::new(),
-            seccomp: Vec::new(),
-            limits: torpor_policy::ProcessLimits::default(),
-            scheduling: Vec::new(),
-            memory: None,
-            pages: std::sync::Arc::default(),
-            fds: Vec::new(),
-            fs: None,
-        };
+        let image = image::TaskImage::default();
         let (pid, threads) = (husk.pid(), vec![husk]);
         let bequest = Arc::clone(&image.pages);
         self.tasks.push(Task {

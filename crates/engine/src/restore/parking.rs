@@ -12,11 +12,11 @@ use std::ops::Range;
 use torpor_policy::memory::MemoryArea;
 use torpor_tracee::Mapping;
 
-use super::load::TaskImage;
+use super::image::TaskImage;
 use super::memory::{runs, survives_birth};
+use super::order::{self, Step};
 use super::tasks::Task;
 use super::template;
-use super::tree::{self, Step};
 use crate::error::Result;
 use crate::memory::vma::PAGE;
 use crate::ranges::{Ranges, gaps};
@@ -164,7 +164,7 @@ impl Parking {
 /// those that are born from these.
 fn births(tasks: &[Task]) -> Result<Vec<Option<usize>>> {
     let mut births = vec![None; tasks.len()];
-    for step in tree::steps(tasks)? {
+    for step in order::steps(tasks)? {
         let (task, from) = match step {
             Step::Birth { task, from: Some(from) } => (task, from),
             Step::SiblingBirth { task, leader } | Step::OrphanBirth { task, leader } => {
@@ -284,7 +284,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use std::sync::Arc;
 
-    use torpor_images::proto::{PstreeEntry, TaskKobjIdsEntry, VmaEntry};
+    use torpor_images::proto::VmaEntry;
+    use torpor_policy::TreePlace;
     use torpor_policy::memory::{ProcessMemory, status};
 
     use super::*;
@@ -335,20 +336,9 @@ mod tests {
             };
             let areas = vec![MemoryArea::of(&vma).unwrap()];
             let image = TaskImage {
-                tree: PstreeEntry { pid, ppid, sid: 1, pgid: 1, ..PstreeEntry::default() },
-                ids: TaskKobjIdsEntry::default(),
-                homes: torpor_policy::NsSet::default(),
-                process: torpor_policy::process::ProcessRest::default(),
-                threads: Vec::new(),
-                registers: Vec::new(),
-                credentials: Vec::new(),
-                seccomp: Vec::new(),
-                limits: torpor_policy::ProcessLimits::default(),
-                scheduling: Vec::new(),
+                tree: TreePlace { pid, ppid, sid: 1, pgid: 1, ..TreePlace::default() },
                 memory: Some(ProcessMemory { areas, ..ProcessMemory::default() }),
-                pages: Arc::default(),
-                fds: Vec::new(),
-                fs: None,
+                ..TaskImage::default()
             };
             let (bequest, vpid) = (Arc::default(), pid.cast_signed());
             Task {

@@ -55,7 +55,7 @@ impl Planned {
         let homes: Vec<_> = living.map(|task| task.homes).collect();
         spaces.users = nested_users(images, &homes)?.into_iter().map(NestedUser::from).collect();
         let root = checkpoint.tasks.first().and_then(|task| task.threads.first()?.group_set);
-        let own = checkpoint.inventory.root_cg_set.unwrap_or(0);
+        let own = checkpoint.inventory.group_set.unwrap_or(0);
         let groups = match &passed.cgroups {
             Some(roots) => Groups::read(images, Reading { own, root, roots, maps: maps.entry() })?,
             None => Groups::default(),

@@ -6,8 +6,8 @@
 //! that it runs (`nft`, scripts of the caller) are a root user's, and have all rights.
 
 use rustix::fs::FileType;
-use torpor_images::proto::{FileEntry, RegFileEntry};
-use torpor_policy::Capabilities;
+use torpor_images::proto::FileEntry;
+use torpor_policy::{Capabilities, PathFile};
 use torpor_sys::confine;
 
 use crate::error::{Context, Error, Result};
@@ -38,7 +38,7 @@ pub(super) fn give_up<'f>(
     verdict: &Verdict,
     mut files: impl Iterator<Item = &'f FileEntry>,
 ) -> Result<()> {
-    let opens = files.any(|file| file.reg.as_ref().is_some_and(may_be_special));
+    let opens = files.any(|file| PathFile::of(file).is_some_and(|file| may_be_special(&file)));
     let names = NEVER
         .iter()
         .chain(DEVICES.iter().filter(|_| !opens))
@@ -50,9 +50,9 @@ pub(super) fn give_up<'f>(
 }
 
 /// Whether it may be a device that takes rights. Images of CRIU do not always have a mode.
-fn may_be_special(reg: &RegFileEntry) -> bool {
+fn may_be_special(file: &PathFile) -> bool {
     let is_ordinary =
         |mode| matches!(FileType::from_raw_mode(mode), FileType::Directory | FileType::RegularFile);
-    let ordinary = reg.mode.is_some_and(is_ordinary);
-    !ordinary && !PLAIN.contains(&reg.name.as_slice())
+    let ordinary = file.mode.is_some_and(is_ordinary);
+    !ordinary && !PLAIN.contains(&file.path.as_slice())
 }

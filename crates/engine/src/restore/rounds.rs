@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use torpor_images::{ImageDir, kind};
 
+use super::order::Step;
 use super::pages::{Identity, Pages, Search};
-use super::tree::{self, Step};
-use super::{Restore, Task, births, memory};
+use super::{Restore, Task, births, memory, tree};
 use crate::error::Result;
 use crate::memory::vma::PAGE;
 use crate::ranges::Ranges;

@@ -29,7 +29,7 @@ pub(super) fn restore_paths(cx: &mut Restore<'_>) -> Result<()> {
     let (mut plain, mut of_processes) = (Vec::new(), Vec::new());
     for (task, Task { image, .. }) in cx.tasks.iter().enumerate() {
         let (Some(_), Some(fs)) = (&image.memory, &image.fs) else { continue };
-        match [fs.cwd_id, fs.root_id].into_iter().find_map(|id| cx.temporary.process_of(id)) {
+        match [fs.directory, fs.root].into_iter().find_map(|id| cx.temporary.process_of(id)) {
             None => plain.push(task),
             Some(pid) => of_processes.push((task, pid)),
         }
@@ -113,7 +113,7 @@ fn open_places(cx: &mut Restore<'_>, task: usize) -> Result<[OwnedFd; 3]> {
     let (Some(memory), Some(fs)) = (&image.memory, &image.fs) else {
         return Err(Error::Gone { pid: cx.tasks[task].vpid });
     };
-    let [root, cwd, exe] = [fs.root_id, fs.cwd_id, memory.program].map(|id| {
+    let [root, cwd, exe] = [fs.root, fs.directory, memory.program].map(|id| {
         match cx.temporary.process_of(id) {
             // One that was opened for another task is that of a process which has ended.
             Some(_) => cx.table().open_apart(id, None),

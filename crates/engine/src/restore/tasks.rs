@@ -5,7 +5,7 @@ use std::sync::Arc;
 use torpor_policy::memory::MemoryArea;
 use torpor_tracee::Tracee;
 
-use super::load::TaskImage;
+use super::image::TaskImage;
 use super::pages::Pages;
 use super::places::FileOnMount;
 use crate::error::{Error, Result};
@@ -28,6 +28,12 @@ pub(crate) struct Task {
     pub(super) mapped: Vec<Mapped>,
     /// Where it was put in the file system, and what it was made to run.
     pub(super) places: Option<[FileOnMount; 3]>,
+}
+
+impl AsRef<TaskImage> for Task {
+    fn as_ref(&self) -> &TaskImage {
+        &self.image
+    }
 }
 
 impl Task {

@@ -1,13 +1,12 @@
 //! The process tree: births and sessions in the order of [`super::order`], groups, threads.
 
-use torpor_policy::process::{NestedPids, ProcessRest};
+use torpor_policy::process::ProcessRest;
 use torpor_sys::process::group_of;
 use torpor_tracee::Tracee;
 use torpor_tracee::syscall;
 
 use super::numbers::{self, Birthplace};
-pub(super) use super::order::Step;
-use super::order::{self, TaskNode};
+use super::order::{self, MissingLeader, Step};
 use super::transport::place_words;
 use super::{Restore, Task, memory, process};
 use crate::error::{About, Context, Error, Result};
@@ -18,13 +17,9 @@ use crate::task::unkept;
 /// group. Numbered behind the tasks, and gone before they run.
 #[derive(Debug)]
 pub(super) struct Substitute {
-    vpid: u32,
-    /// Its pids as clone3(2) takes them.
-    pids: Vec<i32>,
+    leader: MissingLeader,
     /// The task that it is born from, and that reaps it.
     parent: usize,
-    /// Whether it leads a group only.
-    of_group: bool,
     husk: Option<Tracee>,
 }
 
@@ -34,10 +29,12 @@ pub(super) struct Substitute {
 /// If a pid is taken, or no process can be started; if parents and sessions make no tree; as
 /// [`memory::build`].
 pub(super) fn build(cx: &mut Restore<'_>) -> Result<()> {
-    let (nodes, substitutes) = nodes(&cx.tasks);
-    cx.substitutes = substitutes;
+    let (nodes, missing) = order::nodes(&cx.tasks);
+    let substitute_of =
+        |leader: MissingLeader| Substitute { parent: leader.parent, leader, husk: None };
+    cx.substitutes = missing.into_iter().map(substitute_of).collect();
     let tasks = cx.tasks.len();
-    for step in order::plan(&nodes, root_session(&nodes))? {
+    for step in order::plan(&nodes)? {
         match step {
             // The root husk was made with the namespaces.
             Step::Birth { task, from: None } => {
@@ -77,20 +74,6 @@ pub(super) fn build(cx: &mut Restore<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The session that the root task is born into.
-fn root_session(nodes: &[TaskNode]) -> u32 {
-    if nodes[0].sid == nodes[0].pid { 0 } else { nodes[0].sid }
-}
-
-/// All steps of building the tree of `tasks`; behind these are numbered substitutes.
-///
-/// # Errors
-/// See [`order::plan`].
-pub(super) fn steps(tasks: &[Task]) -> Result<Vec<Step>> {
-    let (nodes, _) = nodes(tasks);
-    order::plan(&nodes, root_session(&nodes))
-}
-
 /// Takes one step of a tree without substitutes: a birth.
 ///
 /// # Errors
@@ -118,63 +101,6 @@ pub(super) fn wait_for(cx: &mut Restore<'_>, parent: usize, pid: i32) -> Result<
     forget_child_signals(cx, parent)
 }
 
-/// The tasks, and behind them substitutes for the leaders that are missing.
-fn nodes(tasks: &[Task]) -> (Vec<TaskNode>, Vec<Substitute>) {
-    let index_of = |pid: u32| tasks.iter().position(|t| t.image.tree.pid == pid);
-    let mut nodes: Vec<TaskNode> = tasks
-        .iter()
-        .enumerate()
-        .map(|(i, t)| TaskNode {
-            pid: t.image.tree.pid,
-            sid: t.image.tree.sid,
-            parent: if i == 0 { None } else { index_of(t.image.tree.ppid) },
-            after: None,
-        })
-        .collect();
-    for (task, node) in nodes.iter_mut().enumerate() {
-        node.after = node.parent.and_then(|parent| pid::awaited(tasks, task, parent));
-    }
-    let root = &tasks[0].image.tree;
-    let outside = [0, root.sid, root.pgid];
-    let missing = |leader: u32, nodes: &[TaskNode]| {
-        !outside.contains(&leader) && !nodes.iter().any(|n| n.pid == leader)
-    };
-    let mut substitutes = Vec::new();
-    for task in tasks {
-        let Some(parent) = index_of(task.image.tree.ppid) else { continue };
-        let (sid, pgid) = (task.image.tree.sid, task.image.tree.pgid);
-        let depth = tasks[parent].image.depth();
-        let nested = task.image.nested(0);
-        // Where its number is unknown (0) the kernel refuses its birth.
-        let pids = |vpid: u32, below: fn(&NestedPids) -> &Vec<u32>| -> Vec<i32> {
-            let below = nested.map(below).into_iter().flatten().take(depth);
-            let all: Vec<i32> = [&vpid].into_iter().chain(below).map(|n| n.cast_signed()).collect();
-            all.into_iter().rev().collect()
-        };
-        if missing(sid, &nodes) {
-            nodes.push(TaskNode { pid: sid, sid, parent: Some(parent), after: None });
-            let pids = pids(sid, |nested| &nested.sids);
-            substitutes.push(Substitute { vpid: sid, pids, parent, of_group: false, husk: None });
-        }
-        if missing(pgid, &nodes) {
-            nodes.push(TaskNode { pid: pgid, sid, parent: Some(parent), after: None });
-            let pids = pids(pgid, |nested| &nested.pgids);
-            substitutes.push(Substitute { vpid: pgid, pids, parent, of_group: true, husk: None });
-        }
-    }
-    (nodes, substitutes)
-}
-
-/// What the births of the tasks go by, apart from what they share: if it is the same in two
-/// checkpoints, then so are the births.
-pub(super) fn outline(tasks: &[Task]) -> Vec<(u32, u32, Option<u32>)> {
-    let (nodes, _) = nodes(tasks);
-    let parent = |node: &TaskNode| node.parent.map(|parent| nodes[parent].pid);
-    let mut outline: Vec<_> = nodes.iter().map(|n| (n.pid, n.sid, parent(n))).collect();
-    outline.sort_unstable();
-    outline
-}
-
 /// A task's or a substitute's husk.
 pub(super) fn actor<'c>(cx: &'c mut Restore<'_>, index: usize) -> Result<&'c mut Tracee> {
     let tasks = cx.tasks.len();
@@ -182,7 +108,7 @@ pub(super) fn actor<'c>(cx: &'c mut Restore<'_>, index: usize) -> Result<&'c mut
         return cx.tasks[index].remote();
     }
     let substitute = &mut cx.substitutes[index - tasks];
-    let pid = substitute.vpid.cast_signed();
+    let pid = substitute.leader.pid.cast_signed();
     substitute.husk.as_mut().ok_or(Error::Gone { pid })
 }
 
@@ -193,7 +119,7 @@ fn task_of(cx: &Restore<'_>, index: usize) -> usize {
 
 /// A substitute is born from the husk of `from`, as the child of task `parent`.
 fn substitute(cx: &mut Restore<'_>, index: usize, from: usize, parent: usize) -> Result<()> {
-    let pids = cx.substitutes[index].pids.clone();
+    let pids = cx.substitutes[index].leader.pids.clone();
     // Tasks that are born as siblings of a substitute have its exit signal.
     let (flags, signal) =
         if from == parent { (0, libc::SIGCHLD) } else { (libc::CLONE_PARENT as u64, 0) };
@@ -205,7 +131,9 @@ fn substitute(cx: &mut Restore<'_>, index: usize, from: usize, parent: usize) ->
 
 /// Ends the substitutes: the tasks that they were needed for have been born and grouped.
 fn dismiss(cx: &mut Restore<'_>) -> Result<()> {
-    for Substitute { pids, parent, husk, .. } in std::mem::take(&mut cx.substitutes) {
+    for Substitute { leader: MissingLeader { pids, .. }, parent, husk } in
+        std::mem::take(&mut cx.substitutes)
+    {
         let Some(husk) = husk else { continue };
         husk.exit_with(0)?;
         wait_for(cx, parent, pids.first().copied().unwrap_or(0))?;
@@ -224,12 +152,12 @@ fn memory_of(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result
 
 /// What a child shares with its parent for ever: descriptor table, directories.
 pub(super) fn shared_with(task: &Task, parent: &Task) -> u64 {
-    let (a, b) = (&task.image.ids, &parent.image.ids);
+    let (a, b) = (&task.image.sharing, &parent.image.sharing);
     let mut flags = 0;
-    if a.files_id != 0 && a.files_id == b.files_id {
+    if a.has_table_of(b) {
         flags |= libc::CLONE_FILES;
     }
-    if a.fs_id != 0 && a.fs_id == b.fs_id {
+    if a.has_directories_of(b) {
         flags |= libc::CLONE_FS;
     }
     u64::from(flags.cast_unsigned())
@@ -377,7 +305,7 @@ pub(super) fn join_groups(cx: &mut Restore<'_>) -> Result<()> {
         .map(|(i, t)| (i, t.image.tree.pid, t.image.tree.pgid, t.image.tree.sid))
         .filter(|&(.., pgid, _)| Some(pgid) != callers)
         .collect();
-    for substitute in cx.substitutes.iter_mut().filter(|s| s.of_group) {
+    for substitute in cx.substitutes.iter_mut().filter(|s| s.leader.of_group) {
         if let Some(husk) = &mut substitute.husk {
             husk.call("setpgid", (libc::SYS_setpgid, [0, 0]))?;
         }
@@ -395,7 +323,8 @@ pub(super) fn join_groups(cx: &mut Restore<'_>) -> Result<()> {
             continue;
         }
         let leader = husk_of(cx, pgid).filter(|_| {
-            groups.iter().any(|g| g.1 == pgid) || cx.substitutes.iter().any(|s| s.vpid == pgid)
+            groups.iter().any(|g| g.1 == pgid)
+                || cx.substitutes.iter().any(|s| s.leader.pid == pgid)
         });
         // Most are in the group that they were born into.
         let is_in = |leader| group_of(cx.tasks[task].pid).is_ok_and(|now| now == leader);
@@ -409,7 +338,7 @@ pub(super) fn join_groups(cx: &mut Restore<'_>) -> Result<()> {
 /// The pid here of the husk of a task or of a substitute whose pid in the images is `pid`.
 fn husk_of(cx: &Restore<'_>, pid: u32) -> Option<i32> {
     let of_task = cx.tasks.iter().find(|task| task.image.tree.pid == pid).map(|task| task.pid);
-    let substitute = || cx.substitutes.iter().find(|s| s.vpid == pid)?.husk.as_ref();
+    let substitute = || cx.substitutes.iter().find(|s| s.leader.pid == pid)?.husk.as_ref();
     of_task.or_else(|| substitute().map(Tracee::pid))
 }
 

@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 
 use torpor_images::ImageDir;
-use torpor_images::proto::{FileEntry, InventoryEntry, UidGidExtent, UsernsEntry};
+use torpor_images::proto::{FileEntry, UidGidExtent, UsernsEntry};
 
 use super::settings;
 use crate::credentials::Credentials;
 use crate::descriptor::Descriptor;
 use crate::error::Result;
+use crate::inventory::Inventory;
 use crate::limits::ProcessLimits;
 use crate::memory::MemoryArea;
 use crate::namespace::{NsKind, NsSet};
@@ -17,6 +18,7 @@ use crate::process::{ProcessRest, ThreadRest};
 use crate::request::{Ask, Request};
 use crate::scheduling::Scheduling;
 use crate::seccomp::Seccomp;
+use crate::sharing::TableNumber;
 
 /// A task, as the restore has loaded it.
 #[derive(Debug, Clone, Copy)]
@@ -42,7 +44,7 @@ pub struct Task<'a> {
     /// Its mappings, by their addresses.
     pub areas: &'a [MemoryArea],
     /// The number of its table of descriptors.
-    pub table: u32,
+    pub table: TableNumber,
     /// What is in that; nothing, if an earlier task has the same table.
     pub fds: &'a [Descriptor],
     /// The open files that are its program, its working directory and its root.
@@ -57,7 +59,7 @@ pub struct Checkpoint<'a> {
     /// Its other images.
     pub images: &'a ImageDir,
     /// The inventory.
-    pub inventory: &'a InventoryEntry,
+    pub inventory: &'a Inventory,
     /// Its tasks, the root first.
     pub tasks: Vec<Task<'a>>,
     /// Its open files.

@@ -23,7 +23,7 @@ pub(super) fn collect(
     let groups = Groups::read(
         checkpoint.images,
         Reading {
-            own: checkpoint.inventory.root_cg_set.unwrap_or(0),
+            own: checkpoint.inventory.group_set.unwrap_or(0),
             root: checkpoint.tasks.first().and_then(|task| task.rests.first()?.group_set),
             roots,
             maps: maps.0.clone(),

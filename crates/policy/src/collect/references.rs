@@ -80,10 +80,9 @@ pub fn check(checkpoint: &Checkpoint<'_>) -> Result<()> {
 impl Numbers {
     fn of(checkpoint: &Checkpoint<'_>) -> Result<Self> {
         let mut numbers = Numbers::default();
-        if let Some(host) = &checkpoint.inventory.root_ids {
-            let all = KINDS.map(|kind| (kind, kind.id_in(host)));
-            numbers.add(all, &kind::INVENTORY.file_name(0))?;
-        }
+        let host = &checkpoint.inventory.host;
+        let all = KINDS.map(|kind| (kind, host.number(kind)));
+        numbers.add(all, &kind::INVENTORY.file_name(0))?;
         for task in checkpoint.tasks.iter().filter(|task| !task.zombie) {
             let all = KINDS.map(|kind| (kind, task.homes.number(kind)));
             numbers.add(all, &kind::CORE.file_name(task.pid.into()))?;

@@ -123,8 +123,8 @@ pub(super) fn connections(
 ) -> Result<()> {
     let sockets = checkpoint.files.iter().filter_map(|entry| entry.isk.as_ref());
     let mut connected = sockets.filter(|socket| TcpStream::is_of(socket)).peekable();
-    let closed = || checkpoint.images.inventory().map(|inventory| inventory.tcp_close());
-    if connected.peek().is_none() || passed.closes_connections || closed()? {
+    let is_closed = passed.closes_connections || checkpoint.inventory.tcp_close;
+    if connected.peek().is_none() || is_closed {
         return Ok(());
     }
     for socket in connected {

@@ -64,7 +64,7 @@ fn descriptors(checkpoint: &Checkpoint<'_>, all: &mut Requests) {
     for task in checkpoint.tasks.iter().filter(has_some) {
         let (table, fds) = (task.table, task.fds.to_vec());
         let ask = Ask::Descriptors(DescriptorTable { table, all: fds });
-        all.add(kind::FDINFO.file_name(table.into()), None, ask);
+        all.add(table.image(), None, ask);
     }
 }
 

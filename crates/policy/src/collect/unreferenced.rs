@@ -150,15 +150,15 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use prost::{Message, Name};
     use torpor_images::proto::{
-        InventoryEntry, PipeDataEntry, RegFileEntry, TorporIoUringEntry, TorporIoUringFile,
-        TtyFileEntry, TtyInfoEntry, TtyType, UnixSkEntry,
+        PipeDataEntry, RegFileEntry, TorporIoUringEntry, TorporIoUringFile, TtyFileEntry,
+        TtyInfoEntry, TtyType, UnixSkEntry,
     };
 
     use super::*;
 
     /// What is said of images of these open files, whose root task has descriptor `file`.
     fn checked(images: &ImageDir, files: &[FileEntry], file: u32) -> Result<()> {
-        let inventory = InventoryEntry::default();
+        let inventory = crate::Inventory::default();
         let fds = [crate::Descriptor { fd: 3, file, flags: 0 }];
         let limits = crate::ProcessLimits::default();
         let process = crate::process::ProcessRest::default();
@@ -173,7 +173,7 @@ mod tests {
             limits: &limits,
             scheduling: &[],
             areas: &[],
-            table: 1,
+            table: crate::TableNumber::of(1),
             fds: &fds,
             places: [None; 3],
             zombie: false,

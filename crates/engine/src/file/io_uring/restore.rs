@@ -8,9 +8,9 @@ use rustix::io::DupFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use torpor_images::proto::FileEntry;
-use torpor_policy::IoUring;
 use torpor_policy::collect::uses::LOWEST_ADDRESS;
 use torpor_policy::memory::{AreaKind, MemoryArea};
+use torpor_policy::{IoUring, TableNumber};
 use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Mapping, RemoteAddr, Tracee, parse_maps};
 
@@ -180,7 +180,7 @@ impl IoUringRestorer {
     /// If a task is gone, or the kernel does not let the rings be there.
     pub(crate) fn map(&self, tasks: &mut [Task]) -> Result<()> {
         for (id, holder) in &self.made {
-            let table = tasks[holder.task].image.ids.files_id;
+            let table = tasks[holder.task].image.sharing.table;
             for task in tasks.iter_mut().filter(|task| has_table(task, table)) {
                 let areas: Vec<MemoryArea> = task.image.areas().copied().collect();
                 map(task.remote()?, &areas, holder.fd, *id)?;
@@ -217,7 +217,7 @@ impl IoUringRestorer {
         let place = |task: &Task| task.image.tree.threads.iter().position(|id| *id == thread);
         let mut places = tasks.iter().enumerate();
         let (task, number) = places.find_map(|(index, task)| Some((index, place(task)?)))?;
-        let table = |task: usize| tasks[task].image.ids.files_id;
+        let table = |task: usize| tasks[task].image.sharing.table;
         let at = self.holders(id).find(|at| table(at.task) == table(task))?;
         Some((tasks[task].threads.get_mut(number)?, at.fd))
     }
@@ -235,8 +235,8 @@ fn writable(task: &Task) -> Vec<Range<u64>> {
 }
 
 /// Whether a task lives, and has a certain table of descriptors.
-fn has_table(task: &Task, table: u32) -> bool {
-    !task.threads.is_empty() && task.image.ids.files_id == table
+fn has_table(task: &Task, table: TableNumber) -> bool {
+    !task.threads.is_empty() && task.image.sharing.table == table
 }
 
 /// Takes the instance that another husk has as `there`, by a pidfd of that husk.

@@ -28,7 +28,7 @@ use crate::file::{Found, OpenFiles};
 use crate::namespace::Namespaces;
 use crate::namespace::user::IdMaps;
 use crate::network::asleep::Asleep;
-use crate::restore::load::TaskImage;
+use crate::restore::image::TaskImage;
 
 /// Level and name of the filter of raw ICMP sockets (linux/icmp.h).
 const ICMP_FILTER: (i32, i32) = (255, 1);
@@ -398,13 +398,12 @@ pub(crate) struct InetRestorer {
     /// What waits to be read, by socket.
     queued: HashMap<u32, Vec<Packet>>,
     opened: Vec<InetSkEntry>,
-    /// Connections come back closed (`--tcp-close`).
+    /// Connections come back closed (`--tcp-close`, of the restore or of the dump).
     close: bool,
 }
 
 impl InetRestorer {
-    /// Reads and checks the images; connections come back closed if `close` or the dump says so. `root` is the
-    /// root task.
+    /// Reads and checks the images; connections come back closed with `close`. `root` is the root task.
     ///
     /// # Errors
     /// If images are damaged, or contradict each other.
@@ -419,8 +418,7 @@ impl InetRestorer {
         let [_, effective, ..] =
             credentials.and_then(Option::as_ref).map(|of| of.users.map(Some)).unwrap_or_default();
         self.user = effective;
-        let closed = images.inventory().is_ok_and(|i| i.tcp_close());
-        self.close = close || closed;
+        self.close = close;
         for entry in entries {
             let isk = part(entry)?;
             let ends = ends(isk)?;

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Dir, FileType, Mode, OFlags, fstat, fstatfs, openat};
 use rustix::io::{DupFlags, Errno, ioctl_fionread};
 use torpor_images::proto::{AutofsEntry, TorporAutofsDirectory};
-use torpor_policy::{Automatic, Triggers};
+use torpor_policy::{Automatic, TableNumber, Triggers};
 use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{RemoteAddr, Tracee};
 
@@ -336,13 +336,13 @@ impl WaitingForDaemon {
         let is_member =
             |task: &Made| !task.image.is_zombie() && task.image.tree.pgid == daemon.group;
         // Of those with the same table only the first has its descriptors.
-        let descriptors = |table: u32| {
-            let all = tasks.iter().filter(move |task| task.image.ids.files_id == table);
+        let descriptors = |table: TableNumber| {
+            let all = tasks.iter().filter(move |task| task.image.sharing.table == table);
             all.flat_map(|task| &task.image.fds)
         };
         let mut members = tasks.iter().enumerate().filter(|(_, task)| is_member(task));
         let found = members.find_map(|(member, task)| {
-            let fd = descriptors(task.image.ids.files_id).find(|fd| fd.fd == number)?;
+            let fd = descriptors(task.image.sharing.table).find(|fd| fd.fd == number)?;
             Some((member, fd.file))
         });
         found.ok_or(Errno::SRCH).context(|| self.what())

@@ -20,7 +20,7 @@ use super::{formats, groups, nested, superblock};
 use crate::cgroup;
 use crate::error::{Context, Error, Result};
 use crate::namespace::{Namespaces, NsKind, nested_user, run_in, send_into};
-use crate::restore::load::TaskImage;
+use crate::restore::image::TaskImage;
 use crate::restore::tasks::Task;
 
 /// Makes the mount namespaces: that of the root husk, a copy of the caller's until

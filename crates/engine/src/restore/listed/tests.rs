@@ -343,7 +343,8 @@ fn whatever_a_plan_leaves_out_is_found() {
 fn with_unlimited() -> ImageDir {
     let images = copy("container");
     let checkpoint = load::load(&images, load::LookForPages::Later).unwrap();
-    let table = u64::from(checkpoint.tasks[0].ids.files_id);
+    let (_, table) =
+        torpor_images::Kind::of_file(&checkpoint.tasks[0].sharing.table.image()).unwrap();
     let lock = FileLockEntry { flag: 2, pid: 1, fd: 0, ..FileLockEntry::default() };
     images.write_all(kind::FILE_LOCKS, 0, [&lock]).unwrap();
     let (name, interpreter) = ("some".to_owned(), "/bin/cat".to_owned());

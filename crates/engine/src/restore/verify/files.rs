@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use rustix::fs::{FileType, OFlags};
 use torpor_images::proto::FileEntry;
 use torpor_policy::collect::network_of;
-use torpor_policy::{Descriptor, SignalOwner, SocketOptions};
+use torpor_policy::{Descriptor, SignalOwner, SocketOptions, TableNumber};
 use torpor_sys::kcmp::{Object, kcmp};
 use torpor_sys::socket;
 
@@ -30,7 +30,7 @@ pub(super) struct Opened<'c> {
     /// What the caller has handed over.
     pub given: &'c Given,
     /// The first task of each table that was compared: its number in the images, and the pid here.
-    pub compared: HashMap<u32, i32>,
+    pub compared: HashMap<TableNumber, i32>,
 }
 
 impl<'c> Opened<'c> {
@@ -38,7 +38,7 @@ impl<'c> Opened<'c> {
     /// for it, no wider. A table that several tasks share is compared once.
     pub(super) fn descriptors(&mut self, index: usize) -> Result<()> {
         let task = &self.tasks[index];
-        let first = *self.compared.entry(task.image.ids.files_id).or_insert(task.pid);
+        let first = *self.compared.entry(task.image.sharing.table).or_insert(task.pid);
         let what = || format!("compare the descriptor table of task {}", task.vpid);
         let is_known = || kcmp(first, task.pid, Object::Files).context(what);
         if first != task.pid && is_known()? == Ordering::Equal {
@@ -56,8 +56,8 @@ impl<'c> Opened<'c> {
 
     /// The descriptors in the table of a task: only the first task of a table has them in its image.
     fn table(&self, task: &'c Task) -> &'c [Descriptor] {
-        let id = task.image.ids.files_id;
-        let first = self.tasks.iter().find(|other| other.image.ids.files_id == id);
+        let id = task.image.sharing.table;
+        let first = self.tasks.iter().find(|other| other.image.sharing.table == id);
         &first.unwrap_or(task).image.fds
     }
 
