@@ -87,6 +87,55 @@ fn references_that_make_no_sense_are_refused_by_file_and_entry() {
             "pstree.img: pid 1 is impossible or appears twice",
             vec![("pstree.img", "/entries/1/threads/+", json!(1))],
         ),
+        (
+            "pstree.img: the root task 1 is below task 42",
+            vec![("pstree.img", "/entries/0/ppid", json!(42))],
+        ),
+        (
+            "pstree.img: task 42 is in session 5000000, which there cannot be",
+            vec![("pstree.img", "/entries/1/sid", json!(5_000_000))],
+        ),
+        (
+            "pstree.img: task 42 is in session 1, but task 1 in session 0",
+            vec![("pstree.img", "/entries/1/sid", json!(1))],
+        ),
+        (
+            "pstree.img: process group 7 is in sessions 0 and 42",
+            vec![
+                ("pstree.img", "/entries/0/pgid", json!(7)),
+                ("pstree.img", "/entries/1/pgid", json!(7)),
+                ("pstree.img", "/entries/1/sid", json!(42)),
+            ],
+        ),
+        (
+            "core-42.img: it shares its memory with task 1, which is not supported",
+            vec![("ids-42.img", "/entries/0/vm_id", json!(2))],
+        ),
+        (
+            "core-42.img: it shares its signal handlers with task 1, which is not supported",
+            vec![("ids-42.img", "/entries/0/sighand_id", json!(2))],
+        ),
+        (
+            "ids-42.img: its table of descriptors has no number",
+            vec![("ids-42.img", "/entries/0/files_id", json!(0))],
+        ),
+        (
+            "fs-42.img: has the umask 1000, which there is not",
+            vec![("fs-42.img", "/entries/0/umask", json!(512))],
+        ),
+        // The inventory.
+        (
+            "inventory.img: the network was locked in way 7, which there is not",
+            vec![("inventory.img", "/entries/0/network_lock_method", json!(7))],
+        ),
+        (
+            "inventory.img: the dump has the name \"a; b\", which no dump has",
+            vec![("inventory.img", "/entries/0/dump_criu_run_id", json!("a; b"))],
+        ),
+        (
+            "core-1.img: number 9 is a pid and a net namespace",
+            vec![("inventory.img", "/entries/0/root_ids/net_ns_id", json!(9))],
+        ),
         // Namespaces.
         (
             "core-42.img: number 9 is a user and a pid namespace",
