@@ -382,6 +382,17 @@ impl<'a> Dump<'a> {
                     "is shared with another process (CLONE_VM without CLONE_THREAD)",
                 ));
             }
+            // Only at its birth can it have the table of another one.
+            let parent = self.tasks[index].stat.ppid;
+            let has_table = |t: &Task| t.ids.files_id == ids.files_id;
+            let mut sharers = self.tasks[..index].iter().filter(|t| has_table(t)).peekable();
+            if sharers.peek().is_some() && !sharers.any(|t| t.tgid == parent) {
+                return Err(Error::refused(
+                    pid,
+                    "its table of descriptors",
+                    "is shared with another process, but not with its parent",
+                ));
+            }
             self.tasks[index].ids = ids;
             self.tasks[index].pids_for_children = inodes.pids_for_children;
             self.tasks[index].time_for_children = inodes.time_for_children;
