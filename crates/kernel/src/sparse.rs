@@ -75,10 +75,17 @@ fn copy_to_end(
     mut to: &File,
     copied: &mut dyn FnMut(u64) -> io::Result<()>,
 ) -> io::Result<()> {
+    let (mut sum, mut limit) = (0, None);
     loop {
-        match io::copy(&mut from.take(STEP), &mut to)? {
-            0 => return to.flush(),
-            count => copied(count)?,
+        let count = io::copy(&mut from.take(STEP), &mut to)?;
+        if count > 0 {
+            copied(count)?;
+        }
+        sum += count;
+        // One that has a length by now is written to meanwhile, perhaps for ever.
+        let limit = *limit.get_or_insert(from.metadata()?.len());
+        if count == 0 || (limit > 0 && sum >= limit) {
+            return to.flush();
         }
     }
 }

@@ -506,9 +506,9 @@ impl Core {
         }
     }
 
-    /// Jobs that do not run, here or elsewhere.
+    /// Jobs that have not begun. What has, as an earlier version let it, is not ended for how that judged.
     fn waiting(&self) -> impl Iterator<Item = &Record> {
-        self.jobs.values().filter(|job| job.place.waits() && !job.shepherd)
+        self.jobs.values().filter(|job| job.place.waits() && job.run == 0)
     }
 
     /// Whether nothing can run any more that is to run after a job.

@@ -28,9 +28,11 @@ impl Core {
         self.expected = scheduler::decide(&world).actions.into_iter().filter_map(victim).collect();
     }
 
-    /// The jobs that one is to run after, and that have not ended well yet.
+    /// The jobs that one which has not begun is to run after, and that have not ended well yet.
     pub(super) fn first(&self, record: &Record) -> Vec<JobId> {
-        let pending = |id: &&JobId| self.jobs.get(id).is_some_and(|job| !job.has_succeeded());
+        let has_begun = record.run > 0;
+        let pending =
+            |id: &&JobId| !has_begun && self.jobs.get(id).is_some_and(|job| !job.has_succeeded());
         record.spec.after.iter().filter(pending).copied().collect()
     }
 
