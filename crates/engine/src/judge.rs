@@ -2,12 +2,12 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use torpor_images::ImageDir;
 use torpor_images::dir::PARENT_LINK;
+use torpor_images::{ImageDir, ParentElsewhere};
 use torpor_policy::collect::Network;
 use torpor_policy::groups::Roots;
 use torpor_policy::{Ask, Capabilities, Checked, Origin, Passed, Request, Violation};
@@ -94,10 +94,8 @@ pub(crate) fn enforce(
 }
 
 /// Asks for the memory of images that lie elsewhere.
-fn memory_of(parent: PathBuf) -> Request {
-    // Where they are, whatever links lead there.
-    let parent = std::fs::canonicalize(&parent).unwrap_or(parent);
-    let path = parent.to_string_lossy().into_owned();
+fn memory_of(parent: &ParentElsewhere) -> Request {
+    let path = parent.path.to_string_lossy().into_owned();
     Request { image: PARENT_LINK.to_owned(), task: None, ask: Ask::Parent { path } }
 }
 
@@ -155,13 +153,11 @@ fn find(opts: &Options, images: &ImageDir) -> Result<ToJudge> {
     let (look, ending, key) = reader::look(images, &passed, || host::read_key(opts))?;
     let Look { mut requests, unsaid, told } = look;
     let reading = begun.elapsed();
+    let elsewhere = images.keep_parents()?;
     let claim = host::claim(key, opts, images, &images.inventory()?)?;
     // The mark of this host says what its images build on.
     if claim.is_none() {
-        match images.parent_elsewhere()? {
-            Some(parent) => requests.push(memory_of(parent)),
-            None => images.keep_parents_near(),
-        }
+        requests.extend(elsewhere.iter().map(memory_of));
     }
     let origin = if claim.is_some() { Origin::Here } else { Origin::Elsewhere };
     let gives_up = opts.trust.policy.requires_no_new_privileges(origin, &passed);

@@ -4,19 +4,19 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use prost::{Message, Name};
 use torpor_seal::Checkpoint;
 use torpor_seal::blocks::BlockKey;
 use torpor_seal::{header, manifest};
 pub use torpor_store::PARENT_LINK;
-use torpor_store::{ASIDE, Directory, Elsewhere, INVENTORY, NotRegular, Store, check_name};
+use torpor_store::{ASIDE, Directory, INVENTORY, NotRegular, Store, check_name};
 
 use crate::error::{Error, Result};
 use crate::kind::{self, Kind};
 use crate::page_sums::{Label, PageSums};
+use crate::parents::{ParentElsewhere, Parents};
 use crate::pin::{Pins, Source, is_memory};
 use crate::proto::InventoryEntry;
 use crate::reader::Reader;
@@ -53,8 +53,8 @@ pub struct ImageDir {
     pub(crate) pages_elsewhere: bool,
     /// Files that are there are not replaced.
     keeps_files: bool,
-    /// Its parents lie near it.
-    stays_near: AtomicBool,
+    /// Its parents, and theirs, if they are kept.
+    kept: OnceLock<Arc<Parents>>,
 }
 
 impl ImageDir {
@@ -98,7 +98,7 @@ impl ImageDir {
             unwrap,
             pages_elsewhere: false,
             keeps_files: false,
-            stays_near: AtomicBool::new(false),
+            kept: OnceLock::new(),
         }
     }
 
@@ -130,43 +130,38 @@ impl ImageDir {
             let file = self.path().join(PARENT_LINK);
             return Err(Error::TooManyParents { file, limit: MAX_PARENTS });
         }
-        let near = self.stays_near.load(Ordering::Relaxed);
-        let parent = if near { self.store.parent_near() } else { self.store.parent() };
+        let kept = self.kept.get();
+        let parent = match kept {
+            Some(kept) => kept.at(self.parents as usize, &self.store),
+            None => self.store.parent(),
+        };
         let Some(store) = parent.map_err(|e| self.failed(PARENT_LINK, "open", e))? else {
             return Ok(None);
         };
-        let parent = self.open_parent(Self::new(store, self.parents + 1))?;
-        parent.stays_near.store(near, Ordering::Relaxed);
-        Ok(Some(parent))
+        let mut parent = Self::new(store, self.parents + 1);
+        parent.kept = kept.cloned().map_or_else(OnceLock::new, OnceLock::from);
+        Ok(Some(self.open_parent(parent)?))
     }
 
-    /// From now on parents are opened near the images that build on them only ([`Store::parent_near`]).
-    pub fn keep_parents_near(&self) {
-        self.stays_near.store(true, Ordering::Relaxed);
-    }
-
-    /// The first of the parents that does not lie near the images that build on it, by its path.
+    /// Opens all that these images build on, which are no parent of others, and keeps it: [`ImageDir::parent`] leads to the
+    /// same directories from now on, and to no others but such as lie near ([`Store::parent_near`]). Those that
+    /// do not are told, the nearest first.
     ///
     /// # Errors
-    /// If one of those that do cannot be opened.
-    pub fn parent_elsewhere(&self) -> Result<Option<PathBuf>> {
-        let mut dir = None;
-        loop {
-            let layer = dir.as_ref().unwrap_or(self);
-            match layer.store.parent_near() {
-                Err(error) if Elsewhere::is(&error) => {
-                    let target = layer.store.parent_path();
-                    let target = target.map_err(|e| layer.failed(PARENT_LINK, "read", e))?;
-                    return Ok(target.map(|target| layer.path().join(target)));
-                }
-                // Whoever needs its pages says what is wrong with it.
-                Err(_) | Ok(None) => return Ok(None),
-                Ok(Some(store)) if layer.parents < MAX_PARENTS => {
-                    dir = Some(Self::new(store, layer.parents + 1));
-                }
-                Ok(Some(_)) => return Ok(None),
-            }
+    /// If the kernel does not say where one lies.
+    pub fn keep_parents(&self) -> Result<&[ParentElsewhere]> {
+        if let Some(kept) = self.kept.get() {
+            return Ok(kept.elsewhere());
         }
+        let opened = Parents::open(&self.store, MAX_PARENTS as usize);
+        let opened = opened.map_err(|e| self.failed(PARENT_LINK, "look at", e))?;
+        Ok(self.kept.get_or_init(|| Arc::new(opened)).elsewhere())
+    }
+
+    /// Those of the parents kept that do not lie near; none if none are kept.
+    #[must_use]
+    pub fn parents_elsewhere(&self) -> &[ParentElsewhere] {
+        self.kept.get().map_or(&[], |kept| kept.elsewhere())
     }
 
     /// The images at `path`, relative to these.

@@ -2,11 +2,13 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::fs::Permissions;
 use std::io::Read as _;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use torpor_images::proto::{CoreEntry, InventoryEntry, PipeDataEntry, PstreeEntry};
-use torpor_images::{Error, ImageDir, kind};
+use torpor_images::{Error, ImageDir, ParentElsewhere, kind};
 
 fn dir() -> (tempfile::TempDir, ImageDir) {
     let temp = tempfile::tempdir().unwrap();
@@ -167,14 +169,19 @@ fn parents_are_followed_but_not_for_ever() {
     assert!(sub.parent().unwrap_err().is_missing());
 
     sub.set_parent(Path::new(".")).unwrap();
-    let mut next = sub;
-    let error = loop {
-        match next.parent() {
-            Ok(parent) => next = parent.unwrap(),
-            Err(error) => break error,
+    for keeps in [false, true] {
+        let mut next = ImageDir::open(sub.path()).unwrap();
+        if keeps {
+            assert_eq!(next.keep_parents().unwrap(), []);
         }
-    };
-    assert!(matches!(error, Error::TooManyParents { .. }), "{error}");
+        let error = loop {
+            match next.parent() {
+                Ok(parent) => next = parent.unwrap(),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, Error::TooManyParents { .. }), "{error}");
+    }
 }
 
 /// A link in the images of a stranger does not lead to the memory of somebody else.
@@ -189,6 +196,10 @@ fn parents_are_near_or_named() {
         let dir = ImageDir::open(at(dir)).unwrap();
         dir.write_one(kind::INVENTORY, 0, &inventory).unwrap();
     }
+    // Two up is near where nobody else can lay out anything.
+    for dir in ["above", "above/dir", "above/dir/images", "above/rounds", "above/rounds/2"] {
+        std::fs::set_permissions(at(dir), Permissions::from_mode(0o755)).unwrap();
+    }
     let images = at("above/dir/images");
     let link = |target: &str, name: &str| {
         let _ = std::fs::remove_file(images.join(name));
@@ -199,13 +210,13 @@ fn parents_are_near_or_named() {
     let dir = || ImageDir::open(&images).unwrap();
     for near in ["inner", ".", "./inner/../inner", "../round", "../../rounds/2", "../images"] {
         link(near, "parent");
-        assert_eq!(dir().parent_elsewhere().unwrap(), None, "{near}");
         let kept = dir();
-        kept.keep_parents_near();
+        assert_eq!(kept.keep_parents().unwrap(), [], "{near}");
         assert!(kept.parent().unwrap().unwrap().inventory().is_ok(), "{near}");
     }
-    let absolute = at("other");
-    let absolute = absolute.to_str().unwrap();
+    let (absolute, other) = (at("other"), std::fs::metadata(at("other")).unwrap());
+    let elsewhere = ParentElsewhere { path: absolute, identity: (other.dev(), other.ino()) };
+    let absolute = elsewhere.path.to_str().unwrap();
     for away in [
         absolute,
         "../../../other",
@@ -215,19 +226,93 @@ fn parents_are_near_or_named() {
         "../images/../../../other",
     ] {
         link(away, "parent");
-        assert_eq!(dir().parent_elsewhere().unwrap(), Some(images.join(away)), "{away}");
-        assert!(dir().parent().unwrap().is_some(), "{away}");
         let kept = dir();
-        kept.keep_parents_near();
-        assert!(kept.parent().is_err(), "{away}");
+        let told = kept.keep_parents().unwrap();
+        assert_eq!(told.len(), 1, "{away}");
+        assert!(told == [elsewhere.clone()] || told[0].path == at("above/dir/round"), "{away}");
+        assert!(kept.parent().unwrap().is_some(), "{away}");
+        // It comes later: nobody was asked for it.
+        std::fs::remove_file(images.join("parent")).unwrap();
+        let late = dir();
+        assert_eq!(late.keep_parents().unwrap(), []);
+        link(away, "parent");
+        assert!(late.parent().is_err(), "{away}");
+    }
+    for way in ["above", "above/dir", "above/rounds", "above/rounds/2"] {
+        link("../../rounds/2", "parent");
+        for mode in [0o775, 0o757, 0o1755] {
+            std::fs::set_permissions(at(way), Permissions::from_mode(mode)).unwrap();
+            let told: Vec<_> =
+                dir().keep_parents().unwrap().iter().map(|p| p.path.clone()).collect();
+            assert_eq!(told, [at("above/rounds/2")], "{way} {mode:o}");
+        }
+        std::fs::set_permissions(at(way), Permissions::from_mode(0o755)).unwrap();
     }
     // What it builds on builds on something in turn.
     link("../round", "parent");
     std::os::unix::fs::symlink(absolute, at("above/dir/round/parent")).unwrap();
-    assert!(dir().parent_elsewhere().unwrap().is_some_and(|path| path.ends_with(&absolute[1..])));
-    let kept = dir();
-    kept.keep_parents_near();
-    assert!(kept.parent().unwrap().unwrap().parent().is_err());
+    assert_eq!(dir().keep_parents().unwrap(), std::slice::from_ref(&elsewhere));
+}
+
+/// Two further up from `/tmp/images` is everything that the host has.
+#[test]
+fn the_root_is_near_to_nobody() {
+    let (temp, _) = dir();
+    let images = ImageDir::open(temp.path()).unwrap();
+    let top = temp.path().canonicalize().unwrap();
+    let depth = top.components().count() - 1;
+    let to_root = vec![".."; depth].join("/");
+    let usr = std::fs::canonicalize("/usr").unwrap();
+    images.set_parent(Path::new(&format!("{to_root}/usr"))).unwrap();
+    let told: Vec<_> = images.keep_parents().unwrap().iter().map(|p| p.path.clone()).collect();
+    assert_eq!(told, [usr]);
+}
+
+/// A hop in a place that is allowed does not lead to one that is not.
+#[test]
+fn all_parents_are_told_and_stay_what_they_were() {
+    let temp = tempfile::tempdir().unwrap();
+    let top = temp.path().canonicalize().unwrap();
+    let at = |name: &str| top.join(name);
+    let all = ["images/deep/own", "volume/hop", "volume/other", "victim", "second"];
+    for (size, dir) in all.iter().enumerate() {
+        std::fs::create_dir_all(at(dir)).unwrap();
+        let inventory = InventoryEntry { img_version: 2, ..InventoryEntry::default() };
+        ImageDir::open(at(dir)).unwrap().write_one(kind::INVENTORY, 0, &inventory).unwrap();
+        std::fs::write(at(dir).join("pages-1.img"), vec![0; size]).unwrap();
+    }
+    let link = |target: &str, name: &str| {
+        let _ = std::fs::remove_file(at(name));
+        std::os::unix::fs::symlink(at(target), at(name)).unwrap();
+    };
+    link("volume/hop", "images/deep/own/parent");
+    link("victim", "volume/hop/parent");
+    let images = ImageDir::open(at("images/deep/own")).unwrap();
+    let paths = |images: &ImageDir| -> Vec<_> {
+        images.keep_parents().unwrap().iter().map(|parent| parent.path.clone()).collect()
+    };
+    assert_eq!(paths(&images), [at("volume/hop"), at("victim")]);
+
+    // Relative, too: what is near to the hop is not near to the images.
+    std::fs::remove_file(at("volume/hop/parent")).unwrap();
+    std::os::unix::fs::symlink("../other", at("volume/hop/parent")).unwrap();
+    let images = ImageDir::open(at("images/deep/own")).unwrap();
+    assert_eq!(paths(&images), [at("volume/hop"), at("volume/other")]);
+
+    // Links that change lead where they led.
+    link("victim", "images/deep/own/parent");
+    link("second", "volume/hop/parent");
+    std::fs::rename(at("volume/other"), at("volume/gone")).unwrap();
+    std::fs::rename(at("second"), at("volume/other")).unwrap();
+    let size = |dir: &ImageDir| dir.open_file("pages-1.img").unwrap().metadata().unwrap().len();
+    let hop = images.parent().unwrap().unwrap();
+    assert_eq!(size(&hop), 1);
+    let other = hop.parent().unwrap().unwrap();
+    assert_eq!(size(&other), 2);
+    // Nor does one come that was not there.
+    std::os::unix::fs::symlink("../hop", at("volume/gone/parent")).unwrap();
+    let error = other.parent().unwrap_err().to_string();
+    assert!(error.contains("does not lie near") && error.contains("parent"), "{error}");
 }
 
 /// A file that has no bytes on the disk does not have any copied.

@@ -62,6 +62,74 @@ fn make(at: BorrowedFd<'_>, name: &Path) -> io::Result<()> {
     }
 }
 
+/// Opens what is on the way to a directory.
+fn step(from: &OwnedFd, name: &Path) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(from, name, flags, Mode::empty())
+}
+
+/// Whether nothing is further up.
+fn is_root(dir: &OwnedFd) -> rustix::io::Result<bool> {
+    let (own, up) = (rustix::fs::fstat(dir)?, rustix::fs::statat(dir, "..", AtFlags::empty())?);
+    Ok((own.st_dev, own.st_ino) == (up.st_dev, up.st_ino))
+}
+
+/// Opens a directory that lies below `top`, and the way to it.
+fn beneath(top: &OwnedFd, parts: &[Component<'_>]) -> io::Result<OwnedFd> {
+    /// So often something is renamed meanwhile at most.
+    const TRIES: u32 = 64;
+    let below: PathBuf = parts.iter().collect();
+    let below = if parts.is_empty() { Path::new(".") } else { &below };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    let open = || rustix::fs::openat2(top, below, flags, Mode::empty(), resolve);
+    // The kernel does not know of a `..` then whether it still leads there.
+    let mut opened = open();
+    for _ in 1..TRIES {
+        if opened.as_ref().err() != Some(&Errno::AGAIN) {
+            break;
+        }
+        opened = open();
+    }
+    match opened {
+        Ok(fd) => Ok(fd),
+        Err(Errno::XDEV) => Err(Elsewhere::error()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Opens a directory that lies below the one two further up from `from`, if nobody but root and this user can change anything
+/// on the way.
+fn laid_out(from: &OwnedFd, parts: &[Component<'_>]) -> io::Result<OwnedFd> {
+    let one = step(from, Path::new(".."))?;
+    let mut at = step(&one, Path::new(".."))?;
+    if is_root(&at)? || !is_ours(&one)? || !is_ours(&at)? {
+        return Err(Elsewhere::error());
+    }
+    for part in parts {
+        let Component::Normal(name) = part else { return Err(Elsewhere::error()) };
+        at = match step(&at, Path::new(name)) {
+            Ok(fd) => fd,
+            // A link, or no directory.
+            Err(Errno::NOTDIR | Errno::LOOP) => return Err(Elsewhere::error()),
+            Err(errno) => return Err(errno.into()),
+        };
+        if !is_ours(&at)? {
+            return Err(Elsewhere::error());
+        }
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(&at, ".", flags, Mode::empty())?)
+}
+
+/// Whether only root and this user put something into a directory.
+fn is_ours(dir: &OwnedFd) -> rustix::io::Result<bool> {
+    let stat = rustix::fs::fstat(dir)?;
+    let is_owner = stat.st_uid == 0 || stat.st_uid == rustix::process::geteuid().as_raw();
+    let for_others = Mode::WGRP | Mode::WOTH | Mode::SVTX;
+    Ok(is_owner && !Mode::from_raw_mode(stat.st_mode).intersects(for_others))
+}
+
 impl Store for Directory {
     fn path(&self) -> &Path {
         &self.path
@@ -146,24 +214,21 @@ impl Store for Directory {
     }
 
     fn parent_near(&self) -> io::Result<Option<Arc<dyn Store>>> {
-        /// How far up a path may begin: `../../rounds/2` of what lies in a directory of its own.
-        const UP: usize = 2;
         let Some(path) = self.parent_path()? else { return Ok(None) };
         let parts: Vec<Component<'_>> =
             path.components().filter(|part| *part != Component::CurDir).collect();
-        let up = parts.iter().take(UP).take_while(|part| **part == Component::ParentDir).count();
-        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let top: PathBuf = [".."; UP].iter().take(up).collect();
-        let top = if up == 0 { Path::new(".") } else { &top };
-        let top = rustix::fs::openat(&self.fd, top, flags | OFlags::PATH, Mode::empty())?;
-        let below: PathBuf = parts.iter().skip(up).collect();
-        let below = if parts.len() == up { Path::new(".") } else { &below };
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-        match rustix::fs::openat2(&top, below, flags | OFlags::RDONLY, Mode::empty(), resolve) {
-            Ok(fd) => Ok(Some(Arc::new(Directory { fd, path: self.path.join(path) }))),
-            Err(Errno::XDEV) => Err(Elsewhere::error()),
-            Err(errno) => Err(errno.into()),
-        }
+        let fd = match parts.as_slice() {
+            [Component::ParentDir, Component::ParentDir, rest @ ..] => laid_out(&self.fd, rest)?,
+            [Component::ParentDir, rest @ ..] => {
+                let up = step(&self.fd, Path::new(".."))?;
+                if is_root(&up)? {
+                    return Err(Elsewhere::error());
+                }
+                beneath(&up, rest)?
+            }
+            all => beneath(&self.fd, all)?,
+        };
+        Ok(Some(Arc::new(Directory { fd, path: self.path.join(path) })))
     }
 
     fn set_parent(&self, path: &Path) -> io::Result<()> {

@@ -117,8 +117,9 @@ pub trait Store: Debug + Send + Sync {
         self.parent_path()?.map(|path| self.relative(&path)).transpose()
     }
 
-    /// The same, if it lies in this one or at most two directories further up: where who has laid one out has laid out the
-    /// other, too. A link that somebody else has made could lead to anybody's checkpoint.
+    /// The same, if it lies in this one or beside it, in the directory that this one is in; or below the one further up,
+    /// if nobody but root and this user can have laid out what is on the way. A link that somebody else has made could
+    /// lead to anybody's checkpoint. What is directly in `/` has nothing beside it.
     ///
     /// # Errors
     /// As [`Store::parent`]; [`io::ErrorKind::Other`] with [`Elsewhere`] if its path leads elsewhere.
@@ -186,7 +187,9 @@ impl std::fmt::Display for Elsewhere {
 impl std::error::Error for Elsewhere {}
 
 impl Elsewhere {
-    fn error() -> io::Error {
+    /// The error of [`Store::parent_near`] that says this.
+    #[must_use]
+    pub fn error() -> io::Error {
         io::Error::other(Elsewhere)
     }
 

@@ -63,6 +63,17 @@ fn memory_of_others() {
                 },
                 ELSEWHERE,
             ),
+            (
+                "by what lies in a volume",
+                |images| {
+                    let hop = images.scratch.join("ro/hop");
+                    let _ = fs::remove_dir_all(&hop);
+                    command("cp", &["-a"]).arg(&images.path).arg(&hop).succeed();
+                    builds_on(&hop, others(images));
+                    builds_on(&images.path, hop);
+                },
+                ELSEWHERE,
+            ),
         ],
         |images| {
             beside(images);
