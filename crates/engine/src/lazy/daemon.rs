@@ -54,6 +54,7 @@ impl<'a> Daemon<'a> {
     pub fn start(opts: &'a Options) -> Result<Self> {
         let mut images = opts.images()?;
         crate::seal::open(&mut images, opts)?;
+        images.keep_parents()?;
         working_set::check(&opts.memory, &images)?;
         // Before there is a socket that a restore could find, unless it was given one.
         let borrower = connect_to_dump(opts, &images)?;
@@ -212,9 +213,15 @@ fn new_socket() -> rustix::io::Result<OwnedFd> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
 
-/// What tells images from others; those of old dumps have no id.
+/// What tells images from others; those of old dumps have no id. What they build on elsewhere is part of it: the restore
+/// has judged these directories, and the pager is not to read others.
 pub fn id_of(images: &ImageDir) -> Result<String> {
-    Ok(format!("images {}", run_id(images)?))
+    let mut id = format!("images {}", run_id(images)?);
+    for parent in images.parents_elsewhere() {
+        let (device, inode) = parent.identity;
+        id.push_str(&format!(" {device:x}:{inode:x}"));
+    }
+    Ok(id)
 }
 
 fn run_id(images: &ImageDir) -> Result<String> {
