@@ -89,6 +89,11 @@ pub fn numbers(pid: i32, dir: &str) -> Result<Vec<i32>> {
     Ok(all)
 }
 
+/// How many threads a process has; none if it is gone.
+pub fn threads(pid: i32) -> usize {
+    numbers(pid, "task").map_or(0, |threads| threads.len())
+}
+
 /// The processes that `/proc` shows, in no order; none where it is not there.
 pub fn processes() -> impl Iterator<Item = i32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();

@@ -220,8 +220,7 @@ fn check_root(pid: i32) -> Result<()> {
     let root = proc::stat(pid)?;
     let own = rustix::process::getpid().as_raw_nonzero().get();
     // A first thread may end before others.
-    let threads = || std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
-    let (what, why) = if root.has_ended() && threads() <= 1 {
+    let (what, why) = if root.has_ended() && proc::threads(pid) <= 1 {
         (
             "it has ended",
             "nothing is left but its exit status, which its parent has not asked for (wait)",

@@ -374,7 +374,7 @@ impl<'a> Restore<'a> {
             before: &|| made.before(),
             prepare: &|pid| made.prepare(pid),
         };
-        let husk = taken::bear(&birth, vpid)?;
+        let husk = taken::bear(&birth, vpid, made.needs_place())?;
         let pid = husk.pid();
         self.adopt(0, husk)?;
         tracing::debug!("root task {vpid} is {pid} here");

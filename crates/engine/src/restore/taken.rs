@@ -18,9 +18,11 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Has the root husk born. The number of a task that a dump has just ended stays taken until its parent has
 /// waited for it: if that is init, it will, and is given time.
 ///
+/// Of a pid namespace that `is_given`, the processes of this one are not to be asked.
+///
 /// # Errors
 /// Who has the number, if somebody keeps it; as [`Tracee::bear`].
-pub(super) fn bear(birth: &Birth<'_>, vpid: i32) -> Result<Tracee> {
+pub(super) fn bear(birth: &Birth<'_>, vpid: i32, is_given: bool) -> Result<Tracee> {
     let mut deadline = None;
     loop {
         let source = match Tracee::bear(birth) {
@@ -33,6 +35,9 @@ pub(super) fn bear(birth: &Birth<'_>, vpid: i32) -> Result<Tracee> {
             Err(other) => return Err(other.into()),
         };
         let refusal = |what| Err(Error::Os { what, source });
+        if is_given {
+            return refusal(format!("pid {vpid} is in use in the given pid namespace"));
+        }
         let deadline = *deadline.get_or_insert_with(|| {
             tracing::info!("pid {vpid} is in use");
             Instant::now() + PATIENCE
@@ -50,6 +55,8 @@ pub(super) fn bear(birth: &Birth<'_>, vpid: i32) -> Result<Tracee> {
         if Instant::now() > deadline {
             return refusal(format!("pid {vpid} is in use, time and again"));
         }
+        // Nobody may be listed who has it: a thread, or one that was given up meanwhile.
+        std::thread::sleep(PAUSE);
     }
 }
 
@@ -68,9 +75,14 @@ fn holders(vpid: i32) -> Vec<PidHolder> {
 }
 
 impl PidHolder {
+    /// Whether nothing is left of it but its exit status. A first thread may end before others.
+    fn has_ended(&self) -> bool {
+        self.stat.has_ended() && proc::threads(self.pid) <= 1
+    }
+
     /// Whether it has ended, and init is to wait for it.
     fn is_for_init(&self) -> bool {
-        self.stat.has_ended() && self.stat.ppid == INIT
+        self.has_ended() && self.stat.ppid == INIT
     }
 
     /// Whether nobody has waited for it yet.
@@ -86,7 +98,7 @@ impl PidHolder {
                 "pid {vpid} is in use: task {pid} ({name}) is in a session or process group of that number; end it, \
                  or restore in {ELSEWHERE}"
             )
-        } else if stat.has_ended() {
+        } else if self.has_ended() {
             format!(
                 "pid {vpid} is in use: its task has ended, and its parent, {}, has not waited for it",
                 stat.ppid
