@@ -232,17 +232,19 @@ impl Opener<'_> {
         Err(Error::invalid(String::from_utf8_lossy(path), why))
     }
 
-    /// Ends the restore of images that nobody here has made where a file would be watched that the container's user may not
-    /// read: who watches a directory hears the names in it.
+    /// Ends the restore of images that nobody here has made where a file, `shown` so, would be watched that the container's
+    /// user may not read: who watches a directory hears the names in it.
     ///
     /// # Errors
     /// If it is such a file.
-    pub(crate) fn check_watched(&self, file: &OwnedFd) -> Result<()> {
+    pub(crate) fn check_watched(&self, file: &OwnedFd, shown: &str) -> Result<()> {
         if self.roots.may_read(file.as_fd())? || self.verdict.made_here()? {
             return Ok(());
         }
-        let why = "a file would be watched that the container's user may not read, and the calling runtime gives no right to; \
-                   give it the right to read the file";
+        let why = format!(
+            "{shown} would be watched, which the container's user may not read, and the calling runtime gives no right to; \
+             give it the right to read the file"
+        );
         Err(Error::invalid("files.img", why))
     }
 

@@ -219,7 +219,12 @@ fn open_target(
     handle: Option<&WatchedHandle>,
 ) -> Result<OwnedFd> {
     let target = find_target(cx, files, id, inode, handle)?;
-    cx.check_watched(&target)?;
+    let shown = match (id, handle.and_then(|handle| handle.path.as_ref())) {
+        (Some(id), _) => format!("file {id}"),
+        (None, Some(path)) => String::from_utf8_lossy(path).into_owned(),
+        (None, None) => format!("inode {} on device {:x}", inode.1, inode.0),
+    };
+    cx.check_watched(&target, &shown)?;
     Ok(target)
 }
 
