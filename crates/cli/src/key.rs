@@ -152,7 +152,10 @@ fn described(key: &str, trust: &Trust) -> Result<(Vec<String>, bool), Failure> {
 /// That the private key in a file signs, if it does. A pipe can be read once, and was.
 fn signs(key: &str) -> Option<String> {
     let path = Path::new(key);
-    let scheme = path.is_file().then(|| scheme_of(path).ok())???;
+    if !path.is_file() {
+        return None;
+    }
+    let scheme = scheme_of(path).ok()??;
     Some(format!("signs {scheme}"))
 }
 

@@ -80,6 +80,9 @@ pub fn begin(images: &mut ImageDir, opts: &Options) -> Result<()> {
 /// The images that these are to build on.
 fn before(images: &ImageDir, path: &Path) -> Result<ImageDir> {
     match images.relative(path) {
+        Err(torpor_images::Error::Missing { .. }) if path.is_absolute() => {
+            Err(Error::Usage(format!("the images before, {}, are not there", path.display())))
+        }
         Err(torpor_images::Error::Missing { file }) => Err(Error::Usage(format!(
             "the images before, {}, are not in {}: the path is relative to the images directory",
             path.display(),

@@ -13,7 +13,8 @@ const MEMLOCK: usize = 8;
 
 /// `SCHED_FIFO`, `SCHED_RR`, `SCHED_DEADLINE` (linux/sched.h).
 const REAL_TIME: [u32; 3] = [1, 2, 6];
-/// `SCHED_IDLE`, and what configurations call it: nobody leaves it without `CAP_SYS_NICE`.
+/// `SCHED_IDLE`, and what configurations call it: it takes `CAP_SYS_NICE`, or a limit of nice values (`RLIMIT_NICE`) that
+/// allows that of the task, to leave it.
 const IDLE: u32 = 5;
 const IDLE_NAME: &str = "SCHED_IDLE";
 /// Where the class of a priority for I/O is, and `IOPRIO_CLASS_RT` (linux/ioprio.h).
