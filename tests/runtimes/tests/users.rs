@@ -92,8 +92,9 @@ fn files_of_others() {
             entry.ify = Some(InotifyFileEntry { id, wd: vec![watch], ..Default::default() });
         });
     }
-    const WATCHED: &[&str] =
-        &["files.img: a file would be watched that the container's user may not read"];
+    const UNREADABLE: &str = "would be watched, which the container's user may not read";
+    const WATCHED: &[&str] = &["files.img: /secret", UNREADABLE];
+    const NAMES: &[&str] = &["files.img: /closed", UNREADABLE];
     const SECRET: &[&str] = &["open /secret", RIGHTS];
     const INSIDE: &[&str] = &["open /closed/inside", RIGHTS];
     let scratch = Scratch::new("images-openers");
@@ -120,7 +121,7 @@ fn files_of_others() {
             ("root's file", |images| other_file(images, "/", "/secret"), SECRET),
             ("one in root's directory", |i| other_file(i, "/", "/closed/inside"), INSIDE),
             ("root's file, watched", |images| watch(images, "/secret"), WATCHED),
-            ("names in root's directory", |images| watch(images, "/closed"), WATCHED),
+            ("names in root's directory", |images| watch(images, "/closed"), NAMES),
             ("one in there, watched", |images| watch(images, "/closed/inside"), INSIDE),
             (
                 "this host's log",
