@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::process::{Child, Command};
+
 use common::{Daemon, counted, counter, until, words};
 use serde_json::json;
 
@@ -461,36 +463,61 @@ fn who_will_have_to_give_way_is_saved_before() {
     daemon.wait_for(long, "done");
 }
 
+/// Has whoever opens a file wait (fanotify(7), `FAN_OPEN_PERM`): the file, where each of them is written down, and what is
+/// there when they may.
+const DOORMAN: &str = r#"
+import ctypes, os, struct, sys, time
+seed, asked, go = sys.argv[1:]
+libc = ctypes.CDLL(None, use_errno=True)
+door = libc.fanotify_init(4, os.O_RDONLY)
+mark = libc.fanotify_mark(door, 1, ctypes.c_uint64(0x10000), -100, os.fsencode(seed))
+if door < 0 or mark < 0:
+    raise OSError(ctypes.get_errno(), "fanotify")
+open(asked, "w").close()
+while True:
+    event = os.read(door, 24)
+    with open(asked, "a") as out:
+        out.write("asked\n")
+    while not os.path.exists(go):
+        time.sleep(0.05)
+    file = struct.unpack_from("i", event, 16)[0]
+    os.write(door, struct.pack("iI", file, 1))
+    os.close(file)
+"#;
+
+/// A process that ends with this.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
 /// A job that is to give way runs on, and is saved, while the input of the other is copied.
 #[test]
 fn nobody_gives_way_before_the_other_is_prepared() {
     let own = tempfile::tempdir().unwrap();
     let at = |name: &str| own.path().join(name);
-    for name in ["bin", "input"] {
-        std::fs::create_dir(at(name)).unwrap();
-    }
-    std::fs::write(at("input/seed"), "seed\n").unwrap();
-    // A copy that takes as long as the test wants.
+    std::fs::create_dir(at("input")).unwrap();
+    let seed = at("input/seed");
+    std::fs::write(&seed, "seed\n").unwrap();
     let (asked, go) = (at("asked"), at("go"));
-    let script = format!(
-        "#!/bin/sh\necho asked >>{}\nuntil [ -e {} ]; do sleep 0.05; done\nexec /bin/cp \"$@\"\n",
-        asked.display(),
-        go.display()
-    );
-    std::fs::write(at("bin/cp"), script).unwrap();
-    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(at("bin/cp"), executable).unwrap();
-    let path = format!("{}:{}", at("bin").display(), std::env::var("PATH").unwrap());
+    let doorman = Command::new("python3").args(["-c", DOORMAN]).args([&seed, &asked, &go]).spawn();
+    let _doorman = Killed(doorman.unwrap());
+    until("it can be asked", || asked.exists().then_some(()));
     let config = json!({ "shortest_interval": 0, "mean_time_between_failures": 1_i64 << 50 });
     let options = ["--slots", "1", "--means", "checkpoint"];
-    let daemon = Daemon::in_environment(&config, &options, &[("PATH", path)]);
+    let daemon = Daemon::configured(&config, &options);
     let until_end = format!("until [ -e {} ]; do sleep 0.05; done", at("end").display());
     let long = daemon.submit(&["--class", "batch"], &["sh", "-c", &until_end]);
     daemon.wait_for(long, "running");
     let input = at("input");
     let options = ["--class", "urgent", "--input", input.to_str().unwrap()];
     let urgent = daemon.submit(&options, &["/bin/cat", "seed"]);
-    until("its input is copied", || asked.exists().then_some(()));
+    let is_asked = || std::fs::read_to_string(&asked).unwrap() == "asked\n";
+    until("its input is copied", || is_asked().then_some(()));
     let has = |kind: &str| {
         let shown = daemon.show(long);
         shown["events"].as_array().unwrap().iter().any(|event| event["kind"] == kind)
@@ -502,8 +529,7 @@ fn nobody_gives_way_before_the_other_is_prepared() {
     daemon.wait_for(urgent, "done");
     assert_eq!(daemon.output(urgent), "seed\n");
     assert_eq!(daemon.job(long)["preemptions"], 1);
-    // It was copied once.
-    assert_eq!(std::fs::read_to_string(asked).unwrap(), "asked\n");
+    assert!(is_asked(), "it was copied once");
     std::fs::write(at("end"), "").unwrap();
     daemon.wait_for(long, "done");
 }
