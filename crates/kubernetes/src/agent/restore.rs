@@ -28,8 +28,8 @@ const WAIT: Duration = Duration::from_secs(50);
 const STEP: Duration = Duration::from_millis(200);
 /// How often a round of a pod that moves may be refused: then it comes with the rest.
 const REFUSALS: u32 = 3;
-/// How long nobody is told what a wrapper alone has written down: if it was killed before the container began, that is taken
-/// back when containerd has removed the container.
+/// How long nobody is told what a wrapper alone has written down of a pod that is there: if it was killed before the container
+/// began, that is taken back when containerd has removed the container.
 const SETTLES: Duration = Duration::from_secs(60);
 /// How long a container that may have no checkpoint waits for an API server that does not answer.
 const RETURNS: Duration = Duration::from_secs(20);
@@ -220,21 +220,37 @@ impl Node {
         let dir = self.store.find(namespace, name).filter(|_| !is_shared(object));
         let Some(dir) = dir else { return };
         for file in fs::read_dir(dir.join(LOGS).join(BEGUN)).into_iter().flatten().flatten() {
-            let written = file.metadata().and_then(|meta| meta.modified());
-            // A time to come shows that the clock was put back since.
-            if written.is_ok_and(|at| at.elapsed().is_ok_and(|since| since < SETTLES)) {
-                continue;
-            }
             let told = fs::read(file.path()).ok();
             let told = told.and_then(|bytes| serde_json::from_slice::<Ask>(&bytes).ok());
             let Some(Ask::Begins { container, restored, reason }) = told else { continue };
             if is_spent(object, &container.uid, &container.name) {
                 continue;
             }
+            let written = file.metadata().and_then(|meta| meta.modified());
+            // A time to come shows that the clock was put back since.
+            let is_young = written.is_ok_and(|at| at.elapsed().is_ok_and(|since| since < SETTLES));
+            if is_young && self.may_be_taken_back(&container) {
+                continue;
+            }
             let report = Report::began(&container.name, restored, &reason);
             if let Err(error) = self.report(&container, name, &report) {
                 tell!("{namespace}/{name}: {error}");
             }
+        }
+    }
+
+    /// Whether it may still turn out that a container has not begun which is said to. Where its pod is gone, whatever
+    /// was removed before it began has taken that back: then the next pod must not begin where this one did.
+    fn may_be_taken_back(&self, container: &Container) -> bool {
+        match self.pod(container) {
+            Ok(Some(pod)) => {
+                let mut all = pod["status"]["containerStatuses"].as_array().into_iter().flatten();
+                let runs = |one: &Value| one["state"].get("running").is_some();
+                !all.any(|one| one["name"] == container.name.as_str() && runs(one))
+            }
+            Ok(None) => false,
+            // Whoever cannot be asked cannot be told.
+            Err(_) => true,
         }
     }
 }

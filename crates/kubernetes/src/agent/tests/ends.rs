@@ -1,5 +1,6 @@
 //! Pods that end and are not saved, and checkpoints that must not be continued.
 
+use std::path::Path;
 use std::time::SystemTime;
 
 use super::*;
@@ -135,13 +136,43 @@ fn a_container_that_has_begun_begins_anew_though_nobody_could_be_told() {
     assert!(!checkpoint::is_used(&object()));
     // When it can be told, the pod may be gone: the next one does not begin where this one did.
     server.api("controller").delete(POD).unwrap();
-    // As long as the wrapper may have been killed before the container began, nobody is told.
-    node2.sweep().unwrap();
-    assert!(!checkpoint::is_used(&object()), "{}", object());
-    let before = SystemTime::now() - Duration::from_secs(61);
-    fs::File::options().write(true).open(&file).unwrap().set_modified(before).unwrap();
     node2.sweep().unwrap();
     assert!(checkpoint::is_used(&object()), "{}", object());
+}
+
+#[test]
+fn nobody_is_told_of_a_container_whose_start_may_have_been_killed() {
+    type Change = fn(&mut Value, &Path);
+    let cases: [(&str, Change); 2] = [
+        ("it runs", |pod, _| {
+            pod["status"]["containerStatuses"][0]["state"] = json!({ "running": {} });
+        }),
+        ("long ago", |_, file| {
+            let before = SystemTime::now() - Duration::from_secs(61);
+            fs::File::options().write(true).open(file).unwrap().set_modified(before).unwrap();
+        }),
+    ];
+    for (why, change) in cases {
+        let (server, place) = cluster();
+        let (node1, node2) = (agent(&server, "node1", &place), agent(&server, "node2", &place));
+        let name = given_way(&server, &node1);
+        let ask = Ask::Create { container: container("new") };
+        let Answer::Restore { dir, .. } = node2.answer(&ask).unwrap() else { panic!("{why}") };
+        let file = begun(&dir, &container("new"));
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        let told = Ask::Begins { container: container("new"), restored: true, reason: "".into() };
+        fs::write(&file, serde_json::to_vec(&told).unwrap()).unwrap();
+        let mut pod = server.get(POD).unwrap();
+        pod["status"]["containerStatuses"][0]["state"] = json!({ "waiting": {} });
+        server.put(POD, pod.clone());
+        let object = || server.get(&path("a", &name)).unwrap();
+        node2.sweep().unwrap();
+        assert!(!checkpoint::is_used(&object()), "{}", object());
+        change(&mut pod, &file);
+        server.put(POD, pod);
+        node2.sweep().unwrap();
+        assert!(checkpoint::is_used(&object()), "{why}: {}", object());
+    }
 }
 
 #[test]
