@@ -268,13 +268,16 @@ pub(super) fn is_frozen(words: &Words, id: &str) -> bool {
     group(words, id).is_some_and(|group| Freezer::of(&group).is_set().unwrap_or(false))
 }
 
-/// Whether somebody has killed a process of a container, which does not die as long as it is frozen.
+/// Whether somebody has killed a process of a container that is frozen. It does not die as long as it is frozen by version 1
+/// of cgroups; by version 2 it does, and a container that waits has none left when it is killed.
 pub(super) fn is_killed(words: &Words, id: &str) -> bool {
     const KILL: u64 = 1 << (Signal::KILL.as_raw() - 1);
-    members(words, id).into_iter().any(|pid| {
+    let all = members(words, id);
+    let is_hit = |pid| {
         let pending = |name| proc::status(pid).ok().and_then(|status| status.number(name, 16));
         ["SigPnd", "ShdPnd"].into_iter().filter_map(pending).any(|set| set & KILL != 0)
-    })
+    };
+    all.is_empty() || all.into_iter().any(is_hit)
 }
 
 /// Freezes a container that runs. runc gives up, and thaws it, where one of its tasks does not come to its turn for a
