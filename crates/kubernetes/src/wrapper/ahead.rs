@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use torpor_seal::keys::AgeIdentity;
 
 use super::call;
-use super::save::{self, Save};
+use super::save::{self, Save, Time};
 use super::sealed::in_memory;
 use crate::error::{Context, Result};
 use crate::message::{PARENT, ROUNDS, ROUNDS_DIR, round_made, round_sent, rounds_asked};
@@ -21,8 +21,12 @@ use crate::message::{PARENT, ROUNDS, ROUNDS_DIR, round_made, round_sent, rounds_
 const STEP: Duration = Duration::from_millis(50);
 /// A pod with less memory that has to go is not copied while it runs: a round takes some tenths of a second by itself.
 const MUCH: u64 = 256 << 20;
-/// How many bytes are copied in a second, at least, where a pod that has to go is copied while it runs.
-const PACE: u64 = 256 << 20;
+/// How many bytes a slow disk takes in a millisecond: a network volume of a cloud at its smallest, or a hard disk that
+/// others use as well.
+const SLOW: u64 = 80_000;
+/// What part of its time a pod that has to go may run without a word of how fast it is copied: at first the engine looks
+/// around, and writes nothing.
+const SILENT: u32 = 20;
 
 /// Whether memory is copied before a pod is frozen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,14 +35,32 @@ pub(super) enum Ahead {
     No,
     /// It is, in all rounds, which have as much time as the rest has.
     Ordered,
-    /// The pod has to go: it is in one round, if it is much, and if that fits into a third of the time.
+    /// The pod has to go: it is in one round, if it is much, and could still be saved whole after that.
     InItsGrace,
 }
 
-/// How long the one round of a pod that has to go may take, if there is one.
+/// How long the one round of a pod that has to go may take, if there is one: if it was in vain, all memory still fits into what
+/// is left, even on a slow disk.
 fn part(memory: u64, left: Duration) -> Option<Duration> {
     let part = left / 3;
-    (memory >= MUCH && Duration::from_secs(memory / PACE) <= part).then_some(part)
+    let whole = Duration::from_millis(memory / SLOW);
+    (memory >= MUCH && whole <= left.saturating_sub(part)).then_some(part)
+}
+
+/// Whether all memory fits into what is left after some time, at the pace at which so much of it was `written` so far.
+fn keeps_up(written: u64, after: Duration, memory: u64, left: Duration) -> bool {
+    let rest = left.saturating_sub(after);
+    after < left / SILENT
+        || u128::from(memory) * after.as_millis() <= u128::from(written) * rest.as_millis()
+}
+
+/// The bytes that lie in all rounds of a checkpoint so far.
+fn written(dir: &Path) -> u64 {
+    // What cannot be seen is taken for nothing: the pod is then saved whole.
+    let below = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten();
+    let containers = below(dir.join(ROUNDS_DIR));
+    let images = containers.flat_map(|one| below(one.path())).flat_map(|one| below(one.path()));
+    images.filter_map(|file| file.metadata().ok()).map(|meta| meta.len()).sum()
 }
 
 /// The directory of a round of a container in a checkpoint.
@@ -124,19 +146,23 @@ impl Key {
 }
 
 impl Save<'_> {
-    /// Copies the memory of the pod while it runs. What goes wrong is no harm: more is copied when it is frozen. A pod that has
-    /// to go has as much time as is `left` for all of it.
+    /// Copies the memory of the pod while it runs. If that fails, more is copied when it is frozen. A pod that has to go has as
+    /// much time as is `left` for all of it, and what a round in vain takes is lost: there is one only if the rest is then enough,
+    /// and it ends when it turns out not to be.
     ///
     /// # Errors
     /// If what somebody else has frozen cannot be thawed, or not be frozen again.
     pub(super) fn go_ahead(&self, left: Duration) -> Result<Option<Key>> {
-        let (count, time) = match self.ahead {
+        let began = Instant::now();
+        let memory = if self.ahead == Ahead::InItsGrace { self.pod.memory() } else { 0 };
+        let is_enough = |_| keeps_up(written(self.dir), began.elapsed(), memory, left);
+        let (count, time, worth): (_, _, &dyn Fn(Duration) -> bool) = match self.ahead {
             Ahead::No => return Ok(None),
-            Ahead::Ordered => (ROUNDS, self.limit),
+            Ahead::Ordered => (ROUNDS, self.limit, &|_| true),
             // What somebody else has frozen stays so until its end.
             Ahead::InItsGrace if !self.pod.held.is_empty() => return Ok(None),
-            Ahead::InItsGrace => match part(self.pod.memory(), left) {
-                Some(part) => (1, part),
+            Ahead::InItsGrace => match part(memory, left) {
+                Some(part) => (1, part, &is_enough),
                 None => return Ok(None),
             },
         };
@@ -146,7 +172,8 @@ impl Save<'_> {
         let thawed = self.pod.held.iter().try_for_each(|id| call::runc(words, "resume", id));
         if thawed.is_ok() {
             // What is not copied now is copied then.
-            let _ = self.rounds(key.as_ref(), count, Instant::now() + time);
+            let time = Time { until: Instant::now() + time, worth };
+            let _ = self.rounds(key.as_ref(), count, time);
         }
         // Whatever becomes of one of them, containerd takes each to be frozen.
         let frozen = self.pod.held.iter().map(|id| match call::status(words, id) == "paused" {
@@ -157,7 +184,7 @@ impl Save<'_> {
         Ok(key)
     }
 
-    fn rounds(&self, key: Option<&Key>, count: u32, until: Instant) -> Result<()> {
+    fn rounds(&self, key: Option<&Key>, count: u32, time: Time<'_>) -> Result<()> {
         for round in 1..=count {
             for (id, bundle) in &self.pod.containers {
                 let name = bundle.container.as_ref().map(|c| c.name.as_str()).unwrap_or_default();
@@ -165,14 +192,14 @@ impl Save<'_> {
                 let parent = (round > 1).then(|| format!("../{}", round - 1));
                 let options = key.map_or_else(String::new, |key| key.options(round > 1));
                 let copied =
-                    self.call(id, &images, parent.as_deref(), &["--pre-dump"], options, until);
+                    self.call(id, &images, parent.as_deref(), &["--pre-dump"], options, time);
                 if let Err(error) = copied {
                     // Half of it would be worse than nothing. It may not be there.
                     let _ = fs::remove_dir_all(&images);
                     return Err(error);
                 }
             }
-            self.hand_over(round, until);
+            self.hand_over(round, time.until);
         }
         Ok(())
     }
@@ -199,10 +226,37 @@ mod tests {
             part.map(|part| part.as_secs())
         };
         assert_eq!(part(200, 600), None, "it is little");
-        assert_eq!(part(256, 2), None, "there is no time");
-        assert_eq!(part(256, 3), Some(1));
-        assert_eq!(part(2048, 28), Some(9));
-        assert_eq!(part(4096, 28), None);
+        assert_eq!(part(256, 5), None, "there is no time");
+        assert_eq!(part(256, 6), Some(2));
+        assert_eq!(part(1024, 28), Some(9));
+        assert_eq!(part(2048, 28), None, "it would not fit into the rest");
         assert_eq!(part(4096, 118), Some(39));
+    }
+
+    #[test]
+    fn a_copy_that_costs_a_pod_its_time_is_given_up() {
+        let goes_on = |megabytes: u64, tenths: u64| {
+            let after = Duration::from_millis(tenths * 100);
+            keeps_up(megabytes * 1_000_000, after, 1_000_000_000, Duration::from_secs(28))
+        };
+        assert!(goes_on(0, 13), "it is looked around");
+        assert!(!goes_on(0, 14));
+        // 1 GB at 40 MB/s is 25 s.
+        assert!(goes_on(40 * 2, 20) && goes_on(40 * 3, 30));
+        assert!(!goes_on(40 * 4, 40));
+        // At 80 MB/s until the end of the round.
+        assert!(goes_on(80 * 93 / 10, 93));
+    }
+
+    #[test]
+    fn what_is_written_of_all_containers_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(written(dir.path()), 0);
+        for (container, bytes) in [("one", 3), ("two", 4)] {
+            let images = place(dir.path(), container, 1);
+            fs::create_dir_all(&images).unwrap();
+            fs::write(images.join("pages-1.img"), vec![0; bytes]).unwrap();
+        }
+        assert_eq!(written(dir.path()), 7);
     }
 }

@@ -18,6 +18,8 @@ pub(super) const SHORT: Limits =
 const STEP: Duration = Duration::from_millis(2);
 /// How often it is looked whether it does anything.
 const LOOK: Duration = Duration::from_secs(1);
+/// How often it is looked whether it is worth it.
+const WEIGH: Duration = Duration::from_millis(100);
 
 /// How long a call may take. On a busy machine it takes long, and must not be given up for that.
 #[derive(Debug, Clone, Copy)]
@@ -63,6 +65,18 @@ pub(super) fn status(words: &Words, id: &str) -> String {
 /// # Errors
 /// If the program cannot be started, fails, or takes longer.
 pub(super) fn within(call: &mut Command, limits: Limits) -> Result<()> {
+    within_while(call, limits, &|_| true)
+}
+
+/// The same, and ends it as soon as it is not `worth` it any more after so much time, which is looked at now and then.
+///
+/// # Errors
+/// If the program cannot be started, fails, takes longer, or is not worth it.
+pub(super) fn within_while(
+    call: &mut Command,
+    limits: Limits,
+    worth: &dyn Fn(Duration) -> bool,
+) -> Result<()> {
     let name = || {
         let words: Vec<&OsStr> = call.get_args().filter(|word| !word.is_empty()).collect();
         words.get(2).map_or_else(String::new, |word| word.display().to_string())
@@ -71,6 +85,7 @@ pub(super) fn within(call: &mut Command, limits: Limits) -> Result<()> {
     let mut child = call.process_group(0).spawn().context(|| name.clone())?;
     let began = Instant::now();
     let mut work = Work::new(&child, began);
+    let mut weighed = began;
     loop {
         match child.try_wait().context(|| name.clone())? {
             Some(status) if status.success() => return Ok(()),
@@ -78,14 +93,19 @@ pub(super) fn within(call: &mut Command, limits: Limits) -> Result<()> {
             None => {}
         }
         let (idle, whole) = (work.idle(), began.elapsed());
-        if idle < limits.idle && whole < limits.whole {
+        let mut is_worth = true;
+        if weighed.elapsed() >= WEIGH {
+            (weighed, is_worth) = (Instant::now(), worth(whole));
+        }
+        if is_worth && idle < limits.idle && whole < limits.whole {
             std::thread::sleep(STEP);
             continue;
         }
         stop(&mut child);
-        let why = match whole < limits.whole {
-            true => format!("has done nothing for {} s", limits.idle.as_secs()),
-            false => format!("takes more than {} s", limits.whole.as_secs()),
+        let why = match (is_worth, whole < limits.whole) {
+            (false, _) => "is too slow".to_owned(),
+            (true, true) => format!("has done nothing for {} s", limits.idle.as_secs()),
+            (true, false) => format!("takes more than {} s", limits.whole.as_secs()),
         };
         return Err(Error::new(format!("{name} {why}")));
     }
@@ -168,5 +188,14 @@ mod tests {
         assert!(run("exit 3", 600, 600).ends_with("exit status: 3"));
         assert!(run("sleep 1000", 2, 600).ends_with("has done nothing for 2 s"));
         assert!(run("while :; do :; done", 2, 5).ends_with("takes more than 5 s"));
+    }
+
+    #[test]
+    fn a_call_that_is_not_worth_it_any_more_is_ended() {
+        let limits = Limits { idle: Duration::from_secs(600), whole: Duration::from_secs(600) };
+        let mut call = Command::new("sh");
+        call.args(["-c", "sleep 1000"]);
+        let error = within_while(&mut call, limits, &|_| false).unwrap_err();
+        assert!(error.to_string().ends_with("is too slow"), "{error}");
     }
 }

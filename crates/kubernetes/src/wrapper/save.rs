@@ -47,6 +47,15 @@ pub(super) struct Pod<'a> {
     pub(super) held: Vec<String>,
 }
 
+/// How long a call of the engine goes on.
+#[derive(Clone, Copy)]
+pub(super) struct Time<'a> {
+    /// When it has to be over.
+    pub until: Instant,
+    /// Whether it is still worth it after so much time.
+    pub worth: &'a dyn Fn(Duration) -> bool,
+}
+
 /// The saving of a pod.
 pub(super) struct Save<'a> {
     /// The pod.
@@ -94,11 +103,14 @@ impl<'a> Pod<'a> {
         self.containers.iter().map(|(id, _)| id).filter(|id| !self.held.contains(id))
     }
 
-    /// How much memory it has that is in no file, in bytes.
+    /// How much memory it has that is in no file, in bytes. What several processes share counts once.
     pub(super) fn memory(&self) -> u64 {
         let pids = self.containers.iter().flat_map(|(id, _)| members(self.words, id));
-        // What has ended has none.
-        let own = |pid| proc::status(pid).ok().and_then(|status| status.number("RssAnon", 10));
+        let own = |pid| {
+            // What has ended has none.
+            let rollup = proc::Status::parse(proc::read(pid, "smaps_rollup").ok()?);
+            Some(rollup.number("Pss_Anon", 10)?.saturating_add(rollup.number("SwapPss", 10)?))
+        };
         pids.filter_map(own).fold(0, |all: u64, kib| all.saturating_add(kib << 10))
     }
 
@@ -172,7 +184,8 @@ impl Save<'_> {
         let parent = ahead::parent(self.dir, name);
         let options = key.filter(|_| parent.is_some()).map(Key::option).unwrap_or_default();
         let options = format!("tcp-close\nskip-in-flight\nghost-limit 256M\n{options}");
-        self.call(id, &images, parent.as_deref(), &["--leave-running"], options, until)
+        let time = Time { until, worth: &|_| true };
+        self.call(id, &images, parent.as_deref(), &["--leave-running"], options, time)
             .map_err(|error| Error::new(format!("container {name}: {error}")))?;
         ahead::unlink(self.dir, &images, name)?;
         Layer::of(&bundle.root())?.save(archives, &self.dir.join(changes(name)))?;
@@ -196,13 +209,13 @@ impl Save<'_> {
         parent: Option<&str>,
         words: &[&str],
         mut options: String,
-        until: Instant,
+        time: Time<'_>,
     ) -> Result<()> {
         let work = self.dir.join(LOGS);
         for dir in [images, &work] {
             fs::create_dir_all(dir).context(|| dir.display().to_string())?;
         }
-        let left = until.saturating_duration_since(Instant::now());
+        let left = time.until.saturating_duration_since(Instant::now());
         // The engine gives up earlier by itself, which a busy machine is no reason for.
         options.push_str(&format!("timeout {}\n", left.as_secs().max(1)));
         if let Some(recipient) = self.recipient {
@@ -219,7 +232,8 @@ impl Save<'_> {
         call.env("PATH", torpor_snapshot::places::path().context(|| "PATH")?);
         call.env("CRIU_CONFIG_FILE", config);
         call.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        call::within(&mut call, Limits { idle: left, whole: left }).map_err(|error| {
+        let limits = Limits { idle: left, whole: left };
+        call::within_while(&mut call, limits, time.worth).map_err(|error| {
             match reason(&work, "dump.log") {
                 Some(reason) => Error::new(format!("{error}: {reason}")),
                 None => error,
