@@ -235,7 +235,16 @@ impl Wrapper {
         let id = self.words.id().unwrap_or_default();
         // Before it does anything: until then it can be restored once more, if containerd is killed and makes
         // another one.
-        let told = self.restored_from().map(|(container, dir)| begins(&container, &dir, None));
+        let from =
+            self.restored_from().map(|(container, dir)| (begun(&dir, &container), container, dir));
+        let was_begun = from.as_ref().is_some_and(|(file, ..)| file.exists());
+        let told = from.as_ref().map(|(_, container, dir)| begins(container, dir, None));
+        // Whoever ends it after this finds what is written; whoever has ended it before has not.
+        if let Some((file, ..)) = from.filter(|_| !was_begun && !save::is_frozen(&self.words, &id))
+        {
+            let _ = fs::remove_file(file);
+            return self.complain("the container has been ended before its start");
+        }
         let resumed = call::runc(&self.words, "resume", &id);
         match resumed {
             Ok(()) => {
