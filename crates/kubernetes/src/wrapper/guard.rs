@@ -71,6 +71,7 @@ pub(super) fn or_undone<T, E>(
 ) -> std::result::Result<T, E> {
     const DONE: u8 = 0;
     const FAILED: u8 = 1;
+    const READY: u8 = 2;
     let Ok((mut words, line)) = UnixStream::pair() else { return work() };
     let mut line = Some(line);
     let guardian = fork(|| {
@@ -78,6 +79,7 @@ pub(super) fn or_undone<T, E>(
         drop(line.take());
         let _ = setsid().and_then(|_| quiet_streams());
         let _ = set_name(c"torpor-undo");
+        let _ = words.write_all(&[READY]);
         let mut said = [0];
         match words.read_exact(&mut said).map(|()| said) {
             Ok([FAILED]) => {}
@@ -86,6 +88,11 @@ pub(super) fn or_undone<T, E>(
         }
         0
     });
+    // Until then it would end with the group of the call, and keep its streams. One that has ended says nothing.
+    drop(words);
+    if let (Ok(_), Some(line)) = (&guardian, line.as_mut()) {
+        let _ = line.read_exact(&mut [0]);
+    }
     let done = work();
     if let (Ok(guardian), Some(mut line)) = (guardian, line) {
         // One that has ended undoes nothing.
