@@ -73,7 +73,7 @@ impl Node {
         (container, id): (&str, u32),
         request: &Request,
     ) -> Response {
-        // No round has a number that is none.
+        // There is no round 0: what is asked for by something that is no number is not found.
         let round = request.number("round").map(|round| u32::try_from(round).unwrap_or(0));
         let number = |word: &str| request.number(word).unwrap_or_default();
         let part = number("from")..number("from").saturating_add(number("len"));
