@@ -92,7 +92,7 @@ outcomes() {
 idle() { awk '$1 == "cpu" { print $5 + $6 }' /proc/stat; }
 
 # idle_share TICKS SECONDS: how much of the time since then processors have had nothing to do, in percent
-idle_share() { echo $((($(idle) - $1) * 100 / ($2 + 1) / $(getconf CLK_TCK) / $(nproc))); }
+idle_share() { echo $((($(idle) - $1) * 100 / ($2 + 1) / $(getconf CLK_TCK) / $(getconf _NPROCESSORS_ONLN))); }
 
 # group NAME LIMIT COMMAND...: runs a group within LIMIT seconds
 group() {

@@ -260,7 +260,8 @@ torpor_in_pods() {
 		chmod +x "$dir/bin/helm"
 		# Where helm keeps its own record.
 		until_true 60 kubectl get namespace default
-		helm install torpor "$scripts/../../crates/kubernetes/chart" --set "image=$image,store=$store"
+		helm install torpor "$scripts/../../crates/kubernetes/chart" --set "image=$image,store=$store" \
+			>"$dir/log/apply.log" 2>&1
 	else
 		torpor kubernetes manifests --image "$image" --store "$store" >"$dir/all.yaml"
 		kubectl apply -f "$dir/all.yaml" >"$dir/log/apply.log" 2>&1
