@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use rustix::mount::{UnmountFlags, unmount};
+
 use super::ahead;
 use super::bundle::Bundle;
 use super::call::{self, Limits};
@@ -156,6 +158,9 @@ impl Restore<'_> {
                 break;
             }
             save::end(self.words, self.id);
+            // Where runc was killed, the root lies mounted there, which it would empty and could not remove.
+            let _ =
+                unmount(self.words.root().join(self.id).join("criu-root"), UnmountFlags::DETACH);
             let mut delete = call::command(self.words, "delete");
             delete.args(["--force", self.id]).stdin(Stdio::null());
             delete.stdout(Stdio::null()).stderr(Stdio::null());
