@@ -21,9 +21,9 @@ use crate::message::{PARENT, ROUNDS, ROUNDS_DIR, round_made, round_sent, rounds_
 const STEP: Duration = Duration::from_millis(50);
 /// A pod with less memory that has to go is not copied while it runs: a round takes some tenths of a second by itself.
 const MUCH: u64 = 256 << 20;
-/// How many bytes a slow disk takes in a millisecond: a network volume of a cloud at its smallest, or a hard disk that
-/// others use as well.
-const SLOW: u64 = 80_000;
+/// How many bytes are copied in a second, at least, where a pod that has to go is copied while it runs: a disk that is slower is
+/// noticed, see [`keeps_up`].
+const PACE: u64 = 256 << 20;
 /// What part of its time a pod that has to go may run without a word of how fast it is copied: at first the engine looks
 /// around, and writes nothing.
 const SILENT: u32 = 20;
@@ -35,16 +35,14 @@ pub(super) enum Ahead {
     No,
     /// It is, in all rounds, which have as much time as the rest has.
     Ordered,
-    /// The pod has to go: it is in one round, if it is much, and could still be saved whole after that.
+    /// The pod has to go: it is in one round, if it is much, as long as it could still be saved whole after that.
     InItsGrace,
 }
 
-/// How long the one round of a pod that has to go may take, if there is one: if it was in vain, all memory still fits into what
-/// is left, even on a slow disk.
+/// How long the one round of a pod that has to go may take, if there is one.
 fn part(memory: u64, left: Duration) -> Option<Duration> {
     let part = left / 3;
-    let whole = Duration::from_millis(memory / SLOW);
-    (memory >= MUCH && whole <= left.saturating_sub(part)).then_some(part)
+    (memory >= MUCH && Duration::from_secs(memory / PACE) <= part).then_some(part)
 }
 
 /// Whether all memory fits into what is left after some time, at the pace at which so much of it was `written` so far.
@@ -147,8 +145,8 @@ impl Key {
 
 impl Save<'_> {
     /// Copies the memory of the pod while it runs. If that fails, more is copied when it is frozen. A pod that has to go has as
-    /// much time as is `left` for all of it, and what a round in vain takes is lost: there is one only if the rest is then enough,
-    /// and it ends when it turns out not to be.
+    /// much time as is `left` for all of it, and what a round in vain takes is lost: it ends as soon as its pace shows that the rest
+    /// would not be enough.
     ///
     /// # Errors
     /// If what somebody else has frozen cannot be thawed, or not be frozen again.
@@ -226,10 +224,10 @@ mod tests {
             part.map(|part| part.as_secs())
         };
         assert_eq!(part(200, 600), None, "it is little");
-        assert_eq!(part(256, 5), None, "there is no time");
-        assert_eq!(part(256, 6), Some(2));
-        assert_eq!(part(1024, 28), Some(9));
-        assert_eq!(part(2048, 28), None, "it would not fit into the rest");
+        assert_eq!(part(256, 2), None, "there is no time");
+        assert_eq!(part(256, 3), Some(1));
+        assert_eq!(part(2048, 28), Some(9));
+        assert_eq!(part(4096, 28), None);
         assert_eq!(part(4096, 118), Some(39));
     }
 
