@@ -137,7 +137,7 @@ pub(crate) fn make_link(dir: impl AsFd, name: &Path, target: &Path) -> io::Resul
 /// Gives a symbolic link its owner: user and group.
 ///
 /// # Errors
-/// If this process may not.
+/// `EPERM`, if this process may not give files to that user or group; as chown(2).
 pub(crate) fn give_link(dir: impl AsFd, name: &Path, (user, group): (u32, u32)) -> io::Result<()> {
     let (user, group) = (Some(Uid::from_raw(user)), Some(Gid::from_raw(group)));
     Ok(chownat(dir, name, user, group, AtFlags::SYMLINK_NOFOLLOW)?)

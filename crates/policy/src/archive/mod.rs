@@ -87,7 +87,7 @@ pub struct Entry {
 pub type Outside<'a> = &'a dyn Fn(bool, u32) -> u32;
 
 impl Entry {
-    /// What of it a policy limits: whose rights a program gives to who runs it, too.
+    /// What of it a policy limits: whose rights a program gives to anybody, too.
     #[must_use]
     pub fn asks(&self, outside: Outside<'_>) -> Vec<Ask> {
         let Some(ask) = self.ask() else { return vec![] };

@@ -72,7 +72,7 @@ fn programs_and_devices_are_found_in_both_formats() {
         });
         let found = asks(&archive).unwrap();
         assert_eq!(found.len(), 5, "{format}: {found:?}");
-        // Whom they make of who runs them.
+        // Which user and group they make of anybody.
         assert!(found.contains(&Ask::User(0)) && found.contains(&Ask::Group(0)), "{found:?}");
         let su =
             |ask: &Ask| matches!(ask, Ask::SetUid { path, mode: 0o4755, .. } if path == "./su");

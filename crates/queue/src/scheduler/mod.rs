@@ -300,8 +300,8 @@ impl World {
         job.phase == Phase::Waiting && self.now - job.since >= self.rules.guarantee.every
     }
 
-    /// How many slots jobs have at most whose guarantee was due, unless one alone needs more. The others are for who is of
-    /// a higher level, however many are due.
+    /// How many slots jobs have at most whose guarantee was due, unless one alone needs more. The others are for jobs of a
+    /// higher level, however many are due.
     #[must_use]
     pub fn most_guaranteed(&self) -> u32 {
         (self.slots / 2).max(1)

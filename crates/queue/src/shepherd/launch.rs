@@ -66,7 +66,7 @@ fn prepare(dir: &JobDir) -> Result<Spec, String> {
 /// Becomes the user that a job runs as. This process has one thread.
 ///
 /// # Errors
-/// If it may not.
+/// `EPERM`, if this process may not become another user, or not have other groups.
 pub(super) fn become_user(spec: &Spec) -> rustix::io::Result<()> {
     let user = &spec.user;
     if user.uid == rustix::process::geteuid().as_raw()
