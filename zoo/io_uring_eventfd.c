@@ -4,6 +4,7 @@
 // varies: fd files
 // needs: kernel-memory
 #include "io_uring.h"
+#include <poll.h>
 #include <sys/eventfd.h>
 
 int main(void)
@@ -43,6 +44,8 @@ int main(void)
 	CHECK_EQ(write(ends[1], "x", 1), 1);
 	ring_enter(&rings[1], 1);
 	ring_expect(&rings[1], 5, 1);
+	/* The answer is there before anybody is told of it. */
+	CHECK_EQ(poll(&(struct pollfd){ .fd = later, .events = POLLIN }, 1, -1), 1);
 	CHECK_EQ(read(later, &value, 8), 8);
 	ring_use_name(&rings[2], 0, 6);
 	CHECK_EQ(read(told, &value, 8), -1);
