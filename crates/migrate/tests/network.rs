@@ -287,11 +287,8 @@ fn nothing_holds_packets_back_when_somebody_was_killed() {
 fn connections_move_although_the_source_is_killed() {
     let programs = tempfile::tempdir().unwrap();
     let world = World::new();
-    let program = compiled(programs.path(), "server");
-    let first = echo(&world, &program);
+    let (mut service, _first) = Service::start(&world, programs.path());
     let mut client = Client::start(&world.client.path(), V4);
-    let program = program.display().to_string();
-    let mut service = Service { world: &world, program, pid: first.pid(), is_away: false };
     for mode in ["pipelined", "pre-copy", "stop-and-copy"] {
         let point = Point::Said("\"say\":\"running\"");
         let before = service.is_away;
@@ -320,7 +317,15 @@ struct Service<'a> {
     is_away: bool,
 }
 
-impl Service<'_> {
+impl<'w> Service<'w> {
+    /// Starts one at the first host, with the network that it has there.
+    fn start(world: &'w World, programs: &Path) -> (Self, Net) {
+        let program = compiled(programs, "server");
+        let first = echo(world, &program);
+        let program = program.display().to_string();
+        (Self { world, program, pid: first.pid(), is_away: false }, first)
+    }
+
     /// Has it move to where it is not, with trouble.
     fn moves(&mut self, mode: &str, trouble: Trouble) -> Seen {
         let (here, there) = (&self.world.here, &self.world.there);
@@ -393,11 +398,8 @@ fn a_client_notices_no_fault() {
     let random = Random::printed();
     let programs = tempfile::tempdir().unwrap();
     let world = World::new();
-    let program = compiled(programs.path(), "server");
-    let first = echo(&world, &program);
+    let (mut service, _first) = Service::start(&world, programs.path());
     let mut client = Client::start(&world.client.path(), V4);
-    let program = program.display().to_string();
-    let mut service = Service { world: &world, program, pid: first.pid(), is_away: false };
     let (mut whole, mut struck, mut faults) = ([Seen::default(); 2], 0, 0);
     for number in 0..count {
         // First without any trouble, which says how much there is.

@@ -334,10 +334,15 @@ pub(super) fn kill(ledger: &Ledger, job: Option<Heir>) {
     if let Some(container) = &ledger.record().container {
         container.abandon();
     }
-    if let Some(Err(error)) = job.map(|job| job.answer(true, ANSWER)) {
+    answer(job, true, ANSWER);
+    end(ledger);
+}
+
+/// Answers the job that holds the tasks, if one still does and waits for this process.
+pub(super) fn answer(job: Option<Heir>, go_on: bool, patience: Duration) {
+    if let Some(Err(error)) = job.map(|job| job.answer(go_on, patience)) {
         tracing::debug!("{error}");
     }
-    end(ledger);
 }
 
 /// The same where the runtime knows already that it is not to start the container again.

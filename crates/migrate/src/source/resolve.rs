@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use torpor_tls::Keys;
 use torpor_worker::{Channel, Heir, Worker};
 
-use super::decide::{Verdict, ask_until, go_on, kill};
+use super::decide::{Verdict, answer, ask_until, go_on, kill};
 use crate::engine::{SELF, wait_readable};
 use crate::error::{Context, Error, Result};
 use crate::host::boot;
@@ -35,6 +35,7 @@ const AT_ONCE: Duration = Duration::from_secs(5);
 const BREAK: Duration = Duration::from_millis(500);
 /// How often is looked.
 const PAUSE: Duration = Duration::from_millis(5);
+
 /// What the watch is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum Word {
@@ -192,6 +193,8 @@ fn bring_to_end(
 ) -> Result<&'static str> {
     let mut ledger = take_over(state_dir, id)?;
     let done = settle(&mut ledger, job, keep_here, keys, patience)?;
+    // Where the tasks have not ended by its answer, they stay.
+    answer(job.take(), false, PATIENCE);
     if let Some(dir) = &ledger.record().work {
         work::clear(dir, PATIENCE);
     }
@@ -209,17 +212,13 @@ fn settle(
     match record.phase {
         Phase::Preparing => {
             ledger.conclude(Phase::Stayed);
-            let_go(job.take());
             return Ok("it has stayed here");
         }
         Phase::Moved => {
             kill(ledger, job.take());
             return Ok("it has moved");
         }
-        Phase::Stayed => {
-            let_go(job.take());
-            return Ok("it has stayed here");
-        }
+        Phase::Stayed => return Ok("it has stayed here"),
         Phase::Deciding => {}
     }
     let was_here = record.boot == boot();
@@ -247,16 +246,8 @@ fn settle(
                 return Ok("it has not moved, and has ended when this host was restarted");
             }
             go_on(ledger);
-            let_go(job.take());
             Ok("it goes on here")
         }
-    }
-}
-
-/// The tasks stay: the job that holds them ends.
-fn let_go(job: Option<Heir>) {
-    if let Some(Err(error)) = job.map(|job| job.answer(false, PATIENCE)) {
-        tracing::debug!("{error}");
     }
 }
 
