@@ -89,9 +89,9 @@ pub fn numbers(pid: i32, dir: &str) -> Result<Vec<i32>> {
     Ok(all)
 }
 
-/// How many threads a process has; none if it is gone.
-pub fn threads(pid: i32) -> usize {
-    numbers(pid, "task").map_or(0, |threads| threads.len())
+/// Whether nothing is left of a process but its exit status. A first thread may end before others.
+pub fn is_over(pid: i32, stat: &Stat) -> bool {
+    stat.has_ended() && numbers(pid, "task").map_or(0, |threads| threads.len()) <= 1
 }
 
 /// The processes that `/proc` shows, in no order; none where it is not there.
@@ -336,6 +336,13 @@ impl Status {
             .split_ascii_whitespace()
             .filter_map(|v| u64::from_str_radix(v, radix).ok())
             .collect()
+    }
+
+    /// Whether a kill is pending: one that is frozen does not end of it yet.
+    pub fn is_killed(&self) -> bool {
+        const KILL: u64 = 1 << (libc::SIGKILL - 1);
+        let is_in = |set| self.number(set, 16).is_some_and(|pending| pending & KILL != 0);
+        ["SigPnd", "ShdPnd"].into_iter().any(is_in)
     }
 
     /// The first number of a line.

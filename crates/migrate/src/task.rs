@@ -51,11 +51,9 @@ impl Task {
     /// Whether it lives and nobody has killed it: one that was killed takes a moment to end.
     #[must_use]
     pub(crate) fn goes_on(&self) -> bool {
-        const KILL: u64 = 1 << (libc::SIGKILL - 1);
         let Ok(status) = proc::status(self.pid) else { return false };
-        let pending = |name| status.number(name, 16).unwrap_or(0);
         let is_ending = stat(self.pid).map_or(true, |stat| stat.is_ending());
-        self.lives() && !is_ending && (pending("SigPnd") | pending("ShdPnd")) & KILL == 0
+        self.lives() && !is_ending && !status.is_killed()
     }
 
     /// Kills it, and waits until it has ended.

@@ -219,8 +219,7 @@ fn begin(opts: &Options) -> Result<(ImageDir, Former)> {
 fn check_root(pid: i32) -> Result<()> {
     let root = proc::stat(pid)?;
     let own = rustix::process::getpid().as_raw_nonzero().get();
-    // A first thread may end before others.
-    let (what, why) = if root.has_ended() && proc::threads(pid) <= 1 {
+    let (what, why) = if proc::is_over(pid, &root) {
         (
             "it has ended",
             "nothing is left but its exit status, which its parent has not asked for (wait)",

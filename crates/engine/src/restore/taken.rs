@@ -75,9 +75,9 @@ fn holders(vpid: i32) -> Vec<PidHolder> {
 }
 
 impl PidHolder {
-    /// Whether nothing is left of it but its exit status. A first thread may end before others.
+    /// Whether nothing is left of it but its exit status.
     fn has_ended(&self) -> bool {
-        self.stat.has_ended() && proc::threads(self.pid) <= 1
+        proc::is_over(self.pid, &self.stat)
     }
 
     /// Whether it has ended, and init is to wait for it.

@@ -264,12 +264,14 @@ fn members(words: &Words, id: &str) -> Vec<i32> {
 /// Kills the processes of a container that is frozen, which die before they do anything more. Whether it was frozen when all
 /// of them had to die.
 pub(super) fn end(words: &Words, id: &str) -> bool {
-    for pid in members(words, id).into_iter().filter_map(Pid::from_raw) {
+    let group = group(words, id);
+    let pids = group.as_deref().map(cgroup::processes).unwrap_or_default();
+    for pid in pids.into_iter().filter_map(Pid::from_raw) {
         // It may be gone.
         let _ = kill_process(pid, Signal::KILL);
     }
-    let was_frozen = is_frozen(words, id);
-    let freezer = group(words, id).map(|group| Freezer::of(&group));
+    let freezer = group.map(|group| Freezer::of(&group));
+    let was_frozen = freezer.as_ref().is_some_and(|freezer| freezer.is_set().unwrap_or(false));
     // Version 1 of cgroups lets nothing frozen die. By way of runc it takes longer than some callers live.
     if freezer.is_none_or(|freezer| freezer.set(false).is_err()) {
         resume(words, id);
@@ -285,12 +287,8 @@ pub(super) fn is_frozen(words: &Words, id: &str) -> bool {
 /// Whether somebody has killed a process of a container that is frozen. It does not die as long as it is frozen by version 1
 /// of cgroups; by version 2 it does, and a container that waits has none left when it is killed.
 pub(super) fn is_killed(words: &Words, id: &str) -> bool {
-    const KILL: u64 = 1 << (Signal::KILL.as_raw() - 1);
     let all = members(words, id);
-    let is_hit = |pid| {
-        let pending = |name| proc::status(pid).ok().and_then(|status| status.number(name, 16));
-        ["SigPnd", "ShdPnd"].into_iter().filter_map(pending).any(|set| set & KILL != 0)
-    };
+    let is_hit = |pid| proc::status(pid).is_ok_and(|status| status.is_killed());
     all.is_empty() || all.into_iter().any(is_hit)
 }
 

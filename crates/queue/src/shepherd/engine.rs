@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use torpor_kernel::proc::{self, Status};
+use torpor_kernel::proc;
 use torpor_worker::{Class, Event, Job, Outcome, Worker};
 
 use super::checkpoint::{self, Record, boot};
@@ -56,9 +56,6 @@ const GUARD_PATIENCE: Duration = Duration::from_secs(120);
 
 /// The process that does that.
 const GUARD: &str = "torpor-guard";
-
-/// `SIGKILL` in the sets of signals of `/proc`.
-const KILL: u64 = 1 << 8;
 
 /// The process that brings in the memory of a job that runs already.
 pub(crate) const PAGER: &str = "torpor-lazy";
@@ -396,10 +393,8 @@ fn wait_for_memory() -> io::Result<()> {
 /// Whether a process has ended, or will as soon as it runs: one that is frozen does not.
 fn is_ending(pid: i32) -> bool {
     let Ok(stat) = proc::stat(pid) else { return true };
-    let is_told = |status: Status| {
-        ["SigPnd", "ShdPnd"].iter().any(|set| status.numbers(set, 16).iter().any(|s| s & KILL != 0))
-    };
-    stat.has_ended() || stat.is_ending() || proc::status(pid).map_or(true, is_told)
+    let is_killed = || proc::status(pid).map_or(true, |status| status.is_killed());
+    stat.has_ended() || stat.is_ending() || is_killed()
 }
 
 /// Whether a pager is at work in this pid namespace.
