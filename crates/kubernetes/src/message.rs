@@ -90,6 +90,12 @@ pub fn begun(checkpoint: &Path, container: &Container) -> PathBuf {
     checkpoint.join(LOGS).join(BEGUN).join(name)
 }
 
+/// The directory of a round of a container in a checkpoint.
+#[must_use]
+pub fn round_images(checkpoint: &Path, container: &str, round: u32) -> PathBuf {
+    checkpoint.join(ROUNDS_DIR).join(container).join(round.to_string())
+}
+
 /// The file in a checkpoint that shows that a round of all its containers is complete.
 #[must_use]
 pub fn round_made(checkpoint: &Path, round: u32) -> PathBuf {

@@ -213,6 +213,13 @@ pub fn condition<'v>(object: &'v Value, kind: &str) -> Option<&'v Value> {
     object["status"]["conditions"].as_array()?.iter().find(|c| c["type"] == kind)
 }
 
+/// Whether a container of a pod runs, by what its kubelet has said last.
+#[must_use]
+pub fn runs(pod: &Value, container: &str) -> bool {
+    let mut all = pod["status"]["containerStatuses"].as_array().into_iter().flatten();
+    all.any(|one| text(one, "/name") == container && one["state"]["running"].is_object())
+}
+
 /// Whether a name is one of Kubernetes' (and no path).
 #[must_use]
 pub fn is_name(name: &str) -> bool {

@@ -18,7 +18,7 @@ use torpor_images::feed::{RETURNS, SOCKET};
 use torpor_images::kind;
 
 use crate::error::{Context, Error, Result};
-use crate::message::{BEGUN, LOGS, ROUNDS, ROUNDS_DIR};
+use crate::message::{BEGUN, LOGS, ROUNDS, ROUNDS_DIR, round_images};
 use crate::pod::is_name;
 
 /// The list, in what comes first, of the files of pages that come late.
@@ -59,9 +59,7 @@ impl LateImages {
         }
         match round {
             None => Ok(dir.join(CONTAINERS).join(container)),
-            Some(round) if (1..=ROUNDS).contains(round) => {
-                Ok(dir.join(ROUNDS_DIR).join(container).join(round.to_string()))
-            }
+            Some(round) if (1..=ROUNDS).contains(round) => Ok(round_images(dir, container, *round)),
             Some(round) => Err(Error::new(format!("{container} has no round {round}"))),
         }
     }

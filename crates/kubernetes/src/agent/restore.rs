@@ -19,7 +19,7 @@ use crate::checkpoint::{
 use crate::error::{Error, Result};
 use crate::event::{self, Kind};
 use crate::message::{Answer, Ask, BEGUN, Container, Hidden, LOGS, begun};
-use crate::pod::{RESTORE_FROM, RESTORE_POLICY, annotation, is_lazy, is_name, text};
+use crate::pod::{RESTORE_FROM, RESTORE_POLICY, annotation, is_lazy, is_name, runs, text};
 use crate::restoring::Report;
 
 /// How long a container waits for the checkpoint that its pod has claimed: the wrapper waits 80 s in all.
@@ -243,11 +243,7 @@ impl Node {
     /// was removed before it began has taken that back: then the next pod must not begin where this one did.
     fn may_be_taken_back(&self, container: &Container) -> bool {
         match self.pod(container) {
-            Ok(Some(pod)) => {
-                let mut all = pod["status"]["containerStatuses"].as_array().into_iter().flatten();
-                let runs = |one: &Value| one["state"].get("running").is_some();
-                !all.any(|one| one["name"] == container.name.as_str() && runs(one))
-            }
+            Ok(Some(pod)) => !runs(&pod, &container.name),
             Ok(None) => false,
             // Whoever cannot be asked cannot be told.
             Err(_) => true,

@@ -23,7 +23,7 @@ use crate::disruption::{Fate, fate};
 use crate::error::{Context, Error, Result};
 use crate::event::{self, Kind};
 use crate::message::{Answer, Container, LOGS, TAKEN};
-use crate::pod::{Replica, is_ours, text};
+use crate::pod::{Replica, is_ours, runs, text};
 use crate::time;
 
 /// What is left of the grace period for a pod that could not be saved, in seconds.
@@ -212,14 +212,10 @@ impl Node {
         }
         let asked = stopping.entry(container.uid.clone()).or_default();
         asked.insert(container.name.clone());
-        let runs = |name: &str| {
-            let mut all = pod["status"]["containerStatuses"].as_array().into_iter().flatten();
-            all.any(|one| text(one, "/name") == name && one["state"]["running"].is_object())
-        };
         let mut all = pod["spec"]["containers"].as_array().into_iter().flatten();
         all.any(|one| {
             let name = text(one, "/name");
-            one["lifecycle"]["preStop"].is_object() && runs(name) && !asked.contains(name)
+            one["lifecycle"]["preStop"].is_object() && runs(pod, name) && !asked.contains(name)
         })
     }
 

@@ -15,7 +15,9 @@ use super::call;
 use super::save::{self, Save, Time};
 use super::sealed::in_memory;
 use crate::error::{Context, Result};
-use crate::message::{PARENT, ROUNDS, ROUNDS_DIR, round_made, round_sent, rounds_asked};
+use crate::message::{
+    PARENT, ROUNDS, ROUNDS_DIR, round_images, round_made, round_sent, rounds_asked,
+};
 
 /// How often it is looked whether a round is where the pod moves to.
 const STEP: Duration = Duration::from_millis(50);
@@ -61,14 +63,10 @@ fn written(dir: &Path) -> u64 {
     images.filter_map(|file| file.metadata().ok()).map(|meta| meta.len()).sum()
 }
 
-/// The directory of a round of a container in a checkpoint.
-fn place(dir: &Path, container: &str, round: u32) -> PathBuf {
-    dir.join(ROUNDS_DIR).join(container).join(round.to_string())
-}
-
 /// The last complete round of a container.
 fn last(dir: &Path, container: &str) -> Option<u32> {
-    let is_there = |round: &u32| place(dir, container, *round).join("inventory.img").exists();
+    let is_there =
+        |round: &u32| round_images(dir, container, *round).join("inventory.img").exists();
     (1..=ROUNDS).rev().find(is_there)
 }
 
@@ -82,7 +80,8 @@ pub(super) fn parent(dir: &Path, container: &str) -> Option<String> {
 /// # Errors
 /// If a link cannot be removed.
 pub(super) fn unlink(dir: &Path, images: &Path, container: &str) -> Result<()> {
-    let rounds = (1..=last(dir, container).unwrap_or(0)).map(|round| place(dir, container, round));
+    let rounds =
+        (1..=last(dir, container).unwrap_or(0)).map(|round| round_images(dir, container, round));
     let mut all = [images.to_owned()].into_iter().chain(rounds);
     all.try_for_each(|images| {
         let link = images.join(PARENT);
@@ -104,8 +103,9 @@ pub(super) fn link(dir: &Path, images: &Path, container: &str) -> Result<()> {
     let Some(parent) = parent(dir, container) else { return Ok(()) };
     join(images, &parent)?;
     let last = last(dir, container).unwrap_or(1);
-    (2..=last)
-        .try_for_each(|round| join(&place(dir, container, round), &format!("../{}", round - 1)))
+    (2..=last).try_for_each(|round| {
+        join(&round_images(dir, container, round), &format!("../{}", round - 1))
+    })
 }
 
 fn join(images: &Path, parent: &str) -> Result<()> {
@@ -186,7 +186,7 @@ impl Save<'_> {
         for round in 1..=count {
             for (id, bundle) in &self.pod.containers {
                 let name = bundle.container.as_ref().map(|c| c.name.as_str()).unwrap_or_default();
-                let images = place(self.dir, name, round);
+                let images = round_images(self.dir, name, round);
                 let parent = (round > 1).then(|| format!("../{}", round - 1));
                 let options = key.map_or_else(String::new, |key| key.options(round > 1));
                 let copied =
@@ -251,7 +251,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(written(dir.path()), 0);
         for (container, bytes) in [("one", 3), ("two", 4)] {
-            let images = place(dir.path(), container, 1);
+            let images = round_images(dir.path(), container, 1);
             fs::create_dir_all(&images).unwrap();
             fs::write(images.join("pages-1.img"), vec![0; bytes]).unwrap();
         }
