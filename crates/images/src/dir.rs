@@ -130,8 +130,7 @@ impl ImageDir {
             let file = self.path().join(PARENT_LINK);
             return Err(Error::TooManyParents { file, limit: MAX_PARENTS });
         }
-        let kept = self.kept.get();
-        let parent = match kept {
+        let parent = match self.kept.get() {
             Some(kept) => kept.at(self.parents as usize, &self.store),
             None => self.store.parent(),
         };
@@ -139,7 +138,7 @@ impl ImageDir {
             return Ok(None);
         };
         let mut parent = Self::new(store, self.parents + 1);
-        parent.kept = kept.cloned().map_or_else(OnceLock::new, OnceLock::from);
+        parent.kept = self.kept.clone();
         Ok(Some(self.open_parent(parent)?))
     }
 

@@ -29,8 +29,8 @@ const MAX_CONTENT: u64 = 64 << 30;
 /// No header of names and attributes is larger, in bytes.
 const MAX_HEADER: u64 = 1 << 20;
 /// Bits of a mode: set-uid and set-gid.
-pub(crate) const SET_USER: u32 = 0o4000;
-pub(crate) const SET_GROUP: u32 = 0o2000;
+const SET_USER: u32 = 0o4000;
+const SET_GROUP: u32 = 0o2000;
 pub(crate) const SET_ID: u32 = SET_USER | SET_GROUP;
 /// The attribute that gives a program capabilities.
 const CAPABILITIES: &[u8] = b"security.capability";
@@ -86,15 +86,24 @@ pub struct Entry {
 /// The id on this host of a group, else of a user, of the archive.
 pub type Outside<'a> = &'a dyn Fn(bool, u32) -> u32;
 
+/// Whose rights a program of this mode and owner gives to anybody.
+pub(crate) fn lent(
+    mode: u32,
+    (user, group): (u32, u32),
+    outside: Outside<'_>,
+) -> impl Iterator<Item = Ask> {
+    let user = (mode & SET_USER != 0).then(|| Ask::User(outside(false, user)));
+    let group = (mode & SET_GROUP != 0).then(|| Ask::Group(outside(true, group)));
+    user.into_iter().chain(group)
+}
+
 impl Entry {
     /// What of it a policy limits: whose rights a program gives to anybody, too.
     #[must_use]
     pub fn asks(&self, outside: Outside<'_>) -> Vec<Ask> {
         let Some(ask) = self.ask() else { return vec![] };
         let mode = if matches!(ask, Ask::SetUid { .. }) { self.mode } else { 0 };
-        let user = (mode & SET_USER != 0).then(|| Ask::User(outside(false, self.uid)));
-        let group = (mode & SET_GROUP != 0).then(|| Ask::Group(outside(true, self.gid)));
-        [ask].into_iter().chain(user).chain(group).collect()
+        [ask].into_iter().chain(lent(mode, (self.uid, self.gid), outside)).collect()
     }
 
     fn ask(&self) -> Option<Ask> {

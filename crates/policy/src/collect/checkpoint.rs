@@ -144,6 +144,11 @@ impl Maps {
     pub(crate) fn group(&self, id: u32) -> u32 {
         self.0.as_ref().map_or(id, |maps| outside(&maps.gid_map, id))
     }
+
+    /// That of a group, else of a user.
+    pub(crate) fn outside(&self, group: bool, id: u32) -> u32 {
+        if group { self.group(id) } else { self.user(id) }
+    }
 }
 
 fn outside(map: &[UidGidExtent], id: u32) -> u32 {

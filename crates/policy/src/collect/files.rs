@@ -9,7 +9,7 @@ use torpor_images::remap::found_by;
 
 use super::checkpoint::{Checkpoint, Maps, Requests};
 use super::unlimited::owned;
-use crate::archive::{self, SET_GROUP, SET_ID, SET_USER};
+use crate::archive::{self, SET_ID};
 use crate::error::{Error, Result};
 use crate::ghost::Ghost;
 use crate::memory::MemoryArea;
@@ -119,12 +119,8 @@ pub(super) fn memory_files(
             let path = format!("memfd:{}", String::from_utf8_lossy(&inode.name));
             all.add(&*image, None, Ask::SetUid { path, mode, capabilities: false });
         }
-        if mode & SET_USER != 0 {
-            all.add(&*image, None, Ask::User(maps.user(inode.owner.0)));
-        }
-        if mode & SET_GROUP != 0 {
-            all.add(&*image, None, Ask::Group(maps.group(inode.owner.1)));
-        }
+        let outside = |group, id| maps.outside(group, id);
+        archive::lent(mode, inode.owner, &outside).for_each(|ask| all.add(&*image, None, ask));
     }
     Ok(())
 }
@@ -145,7 +141,7 @@ fn archives(
         let Some(file) = checkpoint.images.reader(kind::TMPFS_DEV, device)? else { continue };
         let image = kind::TMPFS_DEV.file_name(device);
         let mut found = vec![];
-        let outside = |group, id| if group { maps.group(id) } else { maps.user(id) };
+        let outside = |group, id| maps.outside(group, id);
         let totals = archive::scan(file, &outside, &mut |ask| found.push(ask))
             .map_err(|reason| Error::Invalid { image: image.clone(), reason })?;
         found.into_iter().chain([Ask::Fill(totals)]).for_each(|ask| all.add(&*image, None, ask));

@@ -154,7 +154,7 @@ fn nested(users: &[NestedUser], maps: &Maps, all: &mut Requests) {
         all.add(&*image, None, Ask::NestedUser { number, parent, owned });
         for (groups, map) in [false, true].into_iter().zip(&user.maps) {
             for UidGidExtent { first, lower_first, count } in map.iter().copied() {
-                let lower = if groups { maps.group(lower_first) } else { maps.user(lower_first) };
+                let lower = maps.outside(groups, lower_first);
                 all.add(&*image, None, Ask::NestedMap { number, groups, first, lower, count });
             }
         }

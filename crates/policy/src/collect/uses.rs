@@ -21,7 +21,7 @@
 //! | a root directory of a task's own | `capabilities.use`, unless the tasks may have `CAP_SYS_CHROOT` |
 //! | nice values of sessions (autogroup) | no image has them |
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use torpor_images::proto::FileEntry;
 use torpor_images::{Kind, kind};
@@ -136,15 +136,17 @@ fn of_task(task: &Task<'_>, passed: &Passed, lowest: u64, all: &mut Requests) {
 /// Root directories that are not those of the mounts: programs with rights of their own take for the system's what is in
 /// them.
 fn root_directories(checkpoint: &Checkpoint<'_>, all: &mut Requests) {
+    let has_root = |task: &&Task<'_>| !task.zombie && !checkpoint.is_nested_user(task);
+    let tasks: Vec<&Task<'_>> = checkpoint.tasks.iter().filter(has_root).collect();
+    let roots: HashSet<u32> = tasks.iter().filter_map(|task| task.places[2]).collect();
     let paths: HashMap<u32, PathFile> = checkpoint
         .files
         .iter()
-        .filter_map(|entry| PathFile::of(entry))
-        .filter(|file| file.path.iter().any(|&byte| byte != b'/'))
-        .map(|file| (file.id, file))
+        .filter(|entry| roots.contains(&entry.id))
+        .filter_map(|entry| Some((entry.id, PathFile::of(entry)?)))
+        .filter(|(_, file)| file.path.iter().any(|&byte| byte != b'/'))
         .collect();
-    let tasks = checkpoint.tasks.iter();
-    for task in tasks.filter(|task| !task.zombie && !checkpoint.is_nested_user(task)) {
+    for task in tasks {
         let [.., root] = task.places;
         let Some(path) = root.and_then(|root| paths.get(&root)).map(PathFile::text) else {
             continue;
