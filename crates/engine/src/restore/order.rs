@@ -54,7 +54,7 @@ pub(super) struct MissingLeader {
     pub pid: u32,
     /// Its pids as clone3(2) takes them.
     pub pids: Vec<i32>,
-    /// The task whose child it is.
+    /// The task whose child it is, and that reaps it: another one where it is born from the leader of its session.
     pub parent: usize,
     /// Whether it leads a group only.
     pub of_group: bool,

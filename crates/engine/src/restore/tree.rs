@@ -18,8 +18,6 @@ use crate::task::unkept;
 #[derive(Debug)]
 pub(super) struct Substitute {
     leader: MissingLeader,
-    /// The task that it is born from, and that reaps it.
-    parent: usize,
     husk: Option<Tracee>,
 }
 
@@ -30,9 +28,7 @@ pub(super) struct Substitute {
 /// [`memory::build`].
 pub(super) fn build(cx: &mut Restore<'_>) -> Result<()> {
     let (nodes, missing) = order::nodes(&cx.tasks);
-    let substitute_of =
-        |leader: MissingLeader| Substitute { parent: leader.parent, leader, husk: None };
-    cx.substitutes = missing.into_iter().map(substitute_of).collect();
+    cx.substitutes = missing.into_iter().map(|leader| Substitute { leader, husk: None }).collect();
     let tasks = cx.tasks.len();
     for step in order::plan(&nodes)? {
         match step {
@@ -114,7 +110,7 @@ pub(super) fn actor<'c>(cx: &'c mut Restore<'_>, index: usize) -> Result<&'c mut
 
 /// The task whose namespaces and groups a husk has: a substitute those of its parent.
 fn task_of(cx: &Restore<'_>, index: usize) -> usize {
-    index.checked_sub(cx.tasks.len()).map_or(index, |i| cx.substitutes[i].parent)
+    index.checked_sub(cx.tasks.len()).map_or(index, |i| cx.substitutes[i].leader.parent)
 }
 
 /// A substitute is born from the husk of `from`, as the child of task `parent`.
@@ -125,13 +121,13 @@ fn substitute(cx: &mut Restore<'_>, index: usize, from: usize, parent: usize) ->
         if from == parent { (0, libc::SIGCHLD) } else { (libc::CLONE_PARENT as u64, 0) };
     let place = place(cx, parent, parent, pids);
     cx.substitutes[index].husk = Some(numbers::spawn(cx, from, (flags, signal), &place)?);
-    cx.substitutes[index].parent = parent;
+    cx.substitutes[index].leader.parent = parent;
     Ok(())
 }
 
 /// Ends the substitutes: the tasks that they were needed for have been born and grouped.
 fn dismiss(cx: &mut Restore<'_>) -> Result<()> {
-    for Substitute { leader: MissingLeader { pids, .. }, parent, husk } in
+    for Substitute { leader: MissingLeader { pids, parent, .. }, husk } in
         std::mem::take(&mut cx.substitutes)
     {
         let Some(husk) = husk else { continue };
@@ -223,7 +219,7 @@ fn place(cx: &Restore<'_>, home: usize, known: usize, pids: Vec<i32>) -> Birthpl
 /// The parent of the husk of `from`.
 pub(super) fn parent_of(cx: &Restore<'_>, from: usize) -> usize {
     match from.checked_sub(cx.tasks.len()) {
-        Some(substitute) => cx.substitutes[substitute].parent,
+        Some(substitute) => cx.substitutes[substitute].leader.parent,
         None => {
             let ppid = cx.tasks[from].image.tree.ppid;
             cx.tasks.iter().position(|task| task.image.tree.pid == ppid).unwrap_or(from)

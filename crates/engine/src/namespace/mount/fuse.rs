@@ -11,7 +11,6 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::str::FromStr;
@@ -168,8 +167,16 @@ impl FuseParameters {
         own.into_iter().chain(options).collect()
     }
 
-    fn set_flags(&self, mount: BorrowedFd<'_>) -> io::Result<()> {
-        torpor_sys::mount::set_attributes(mount, false, attributes(self.flags))
+    /// Gives a new mount its flags, and agrees with the kernel in the name of the server.
+    fn settle(
+        &self,
+        mount: &OwnedFd,
+        connection: BorrowedFd<'_>,
+        what: impl FnOnce() -> String,
+    ) -> Result<()> {
+        let flags = attributes(self.flags);
+        torpor_sys::mount::set_attributes(mount.as_fd(), false, flags).context(what)?;
+        agree(connection, self.agreement)
     }
 }
 
@@ -247,8 +254,7 @@ impl FuseServer {
         let number = u64::from(connection.as_raw_fd().cast_unsigned());
         let parameters = self.parameters.with(number, root_mode);
         let mount = make_from(FUSE, &parameters).context(what)?;
-        self.parameters.set_flags(mount.as_fd()).context(what)?;
-        agree(connection, self.parameters.agreement)?;
+        self.parameters.settle(&mount, connection, what)?;
         tracing::debug!("--fuse {self}: there is a connection");
         Ok(mount)
     }
@@ -326,8 +332,7 @@ impl FuseMount {
         for number in [made, number] {
             husk.call("close", syscall::close(RemoteFd(number)))?;
         }
-        self.parameters.set_flags(mount.as_fd()).context(what)?;
-        agree(connection.as_fd(), self.parameters.agreement)?;
+        self.parameters.settle(&mount, connection.as_fd(), what)?;
         torpor_sys::inherited::replace(self.connection.fd.as_fd(), connection.as_fd())
             .context(what)?;
         tracing::debug!("--fuse {self}: there is a connection");

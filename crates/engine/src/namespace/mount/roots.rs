@@ -116,10 +116,7 @@ impl Roots {
     /// If the rights for that cannot be given up.
     pub(crate) fn may_make_in(&self, dir: BorrowedFd<'_>) -> Result<bool> {
         let Some(_limited) = self.limit()? else { return Ok(true) };
-        let link = format!("/proc/self/fd/{}", dir.as_raw_fd());
-        let access = Access::WRITE_OK | Access::EXEC_OK;
-        let accessed = rustix::fs::accessat(CWD, link, access, AtFlags::EACCESS);
-        Ok(!matches!(accessed, Err(Errno::ACCESS | Errno::PERM)))
+        Ok(!is_denied(accessed(dir, Access::WRITE_OK | Access::EXEC_OK)))
     }
 
     /// Whether the container's user may read a file, or could give itself the right to.
@@ -130,9 +127,7 @@ impl Roots {
         let Some(_limited) = self.limit()? else { return Ok(true) };
         let stat = rustix::fs::fstat(file).context(|| "fstat".to_owned())?;
         let is_own = self.rights.as_ref().and_then(|rights| rights.user) == Some(stat.st_uid);
-        let link = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let accessed = rustix::fs::accessat(CWD, link, Access::READ_OK, AtFlags::EACCESS);
-        Ok(is_own || !matches!(accessed, Err(Errno::ACCESS | Errno::PERM)))
+        Ok(is_own || !is_denied(accessed(file, Access::READ_OK)))
     }
 
     /// Whether the container's user may take a file's name from it, in a directory where that user may make files: who may
@@ -164,9 +159,7 @@ impl Roots {
         };
         let stat = rustix::fs::fstat(&file).context(|| "fstat".to_owned())?;
         let is_of_kind = FileType::from_raw_mode(stat.st_mode) == kind;
-        let link = format!("/proc/self/fd/{}", file.as_raw_fd());
-        // By the ids for files, and not the real ones.
-        let has_access = rustix::fs::accessat(CWD, link, access, AtFlags::EACCESS).is_ok();
+        let has_access = accessed(&file, access).is_ok();
         Ok((is_of_kind && has_access).then_some(file))
     }
 
@@ -209,4 +202,15 @@ impl Roots {
             .map(AsFd::as_fd)
             .ok_or_else(|| Error::invalid("mountpoints", format!("no root for mount {mnt_id}")))
     }
+}
+
+/// Whether this thread has an access to a file: by the ids for files, and not the real ones.
+fn accessed(file: impl AsFd, access: Access) -> rustix::io::Result<()> {
+    let link = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    rustix::fs::accessat(CWD, link, access, AtFlags::EACCESS)
+}
+
+/// Whether an access was refused. What else is wrong with a file, whoever uses it finds out.
+fn is_denied(accessed: rustix::io::Result<()>) -> bool {
+    matches!(accessed, Err(Errno::ACCESS | Errno::PERM))
 }
