@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use torpor_images::dir::PARENT_LINK;
 use torpor_kernel::tree;
 
+use crate::files::checkpoint_number;
 use crate::holes;
 use crate::marks::{self, Attributes, Marks};
 use crate::name::AnyPath;
@@ -516,8 +517,7 @@ fn is_own(path: &Path) -> bool {
 }
 
 fn is_checkpoint(name: &OsStr) -> bool {
-    let number = name.to_str().and_then(|name| name.strip_prefix("checkpoint-"));
-    number.is_some_and(|number| number.parse::<u64>().is_ok())
+    checkpoint_number(name).is_some()
 }
 
 /// Whether it is a file or a directory, or the link from images to those that they build on.

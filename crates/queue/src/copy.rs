@@ -64,7 +64,7 @@ pub(crate) fn snapshot(from: &Path, before: Option<&Path>, to: &Path) -> io::Res
 
 /// Copies a directory, or something else, with the rights of this process. A directory that is there already gets what is
 /// in the other one besides what it has; files that are there are replaced, each when its copy is whole. What was not there
-/// is there when all of it is copied, or not at all. `copied` is told from time to time.
+/// is there when all of it is copied, or not at all; directories that it is to lie in are made. `copied` is told from time to time.
 ///
 /// # Errors
 /// If a file cannot be read, copied or replaced (named in the error), is mounted there, or `copied` fails. A directory that
@@ -78,6 +78,10 @@ pub(crate) fn for_user(
     let random = torpor_seal::secret::random().map_err(io::Error::other)?;
     let beside = format!(".torpor-{:032x}", u128::from_le_bytes(random));
     let meta = fs::symlink_metadata(from).map_err(|e| named(from, &e))?;
+    // Nothing is made for what is not there.
+    if let Some(dir) = to.parent() {
+        fs::create_dir_all(dir).map_err(|e| named(dir, &e))?;
+    }
     if !meta.is_dir() {
         return alone(from, to, &beside, copied);
     }
@@ -246,9 +250,7 @@ impl<'m> Making<'m> {
 
     /// Says of what it was not possible in the copy.
     fn failed(&self, way: &Way, name: &Path, error: &io::Error) -> io::Error {
-        let mut way = way.clone();
-        way.enter(name);
-        io::Error::new(error.kind(), format!("{}: {error}", way.shown(self.at)))
+        io::Error::new(error.kind(), format!("{}: {error}", way.to(name).shown(self.at)))
     }
 }
 
@@ -358,16 +360,13 @@ impl Place<'_> {
         let listed = tree::list_with_mounts(&self.dir, Path::new(""));
         let (listed, mounted) = listed.map_err(|errno| failed(self.from, self.way, errno))?;
         if let (Some(mounted), Manner::ForUser { .. }) = (mounted.first(), &making.manner) {
-            let mut way = self.way.clone();
-            way.enter(mounted);
-            let text = format!("{}: what is mounted there is not copied", way.shown(self.from));
+            let shown = self.way.to(mounted).shown(self.from);
+            let text = format!("{shown}: what is mounted there is not copied");
             return Err(io::Error::other(text));
         }
         for entry in listed {
             if entry.meta.is_dir() && tree::id(&entry.meta) == own {
-                let mut way = self.way.clone();
-                way.enter(&entry.name);
-                return Err(into_itself(self.from, &way));
+                return Err(into_itself(self.from, &self.way.to(&entry.name)));
             }
             if entry.meta.is_dir() {
                 let made = making.put_dir(&self.to, &entry.name);
@@ -401,11 +400,7 @@ impl Place<'_> {
                 return Ok(());
             }
             let file = tree::file(&self.dir, name, tree::id(meta));
-            let file = file.map_err(|errno| {
-                let mut way = self.way.clone();
-                way.enter(name);
-                failed(self.from, &way, errno)
-            })?;
+            let file = file.map_err(|errno| failed(self.from, &self.way.to(name), errno))?;
             let made = making.put(to, own, |making, name| {
                 let copy = marks::make_file(to, name)?;
                 making.fill(&file, &copy)?;

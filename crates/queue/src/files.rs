@@ -20,6 +20,12 @@ use crate::walk::{Step, Walk, if_there};
 #[derive(Debug, Clone)]
 pub(crate) struct JobDir(PathBuf);
 
+/// The number of the checkpoint that has this name in a job's directory, see [`JobDir::checkpoint`].
+#[must_use]
+pub(crate) fn checkpoint_number(name: &OsStr) -> Option<u64> {
+    name.to_str()?.strip_prefix("checkpoint-")?.parse().ok()
+}
+
 impl JobDir {
     /// The directory of job `id` below the data directory.
     #[must_use]

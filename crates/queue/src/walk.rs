@@ -36,6 +36,14 @@ impl Way {
         self.steps.push((self.taken, name.to_owned()));
     }
 
+    /// The way to what has this name in the directory that this one leads to.
+    #[must_use]
+    pub(crate) fn to(&self, name: &Path) -> Self {
+        let mut way = self.clone();
+        way.enter(name);
+        way
+    }
+
     /// Leads to the directory before again.
     pub(crate) fn leave(&mut self) {
         self.steps.pop();

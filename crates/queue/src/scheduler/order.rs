@@ -18,7 +18,7 @@ pub(super) struct Candidate {
     pub level: i64,
 }
 
-/// Those that wait whose turn it is whatever their level, and the others; of each the first to be placed first.
+/// Those that wait whose turn it is whatever their level, the first to be placed first; and the others, in no order.
 pub(super) fn candidates(world: &World) -> (Vec<Candidate>, Vec<Candidate>) {
     let waiting = world.jobs.iter().enumerate().filter(|(_, job)| job.phase == Phase::Waiting);
     let (mut first, mut due, mut others) = (Vec::new(), Vec::new(), Vec::new());
@@ -36,7 +36,6 @@ pub(super) fn candidates(world: &World) -> (Vec<Candidate>, Vec<Candidate>) {
         kind.push(Candidate { index, due: is_passed || is_due, passed: is_passed, level });
     }
     sort(world, &mut first);
-    sort(world, &mut others);
     // The lowest level first: the others get their turn by their level, however many of them there are.
     due.sort_by_key(|one| {
         let job = &world.jobs[one.index];

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::digests;
-use crate::files::{self, JobDir};
+use crate::files::{self, JobDir, checkpoint_number};
 
 /// The name of its record in a checkpoint.
 pub(super) const RECORD: &str = "record.json";
@@ -120,10 +120,7 @@ pub(crate) fn boot() -> String {
 #[must_use]
 pub(crate) fn numbers(dir: &JobDir) -> Vec<u64> {
     let Ok(entries) = fs::read_dir(dir.path()) else { return Vec::new() };
-    let number = |entry: io::Result<fs::DirEntry>| {
-        let name = entry.ok()?.file_name();
-        name.to_str()?.strip_prefix("checkpoint-")?.parse().ok()
-    };
+    let number = |entry: io::Result<fs::DirEntry>| checkpoint_number(&entry.ok()?.file_name());
     let mut found: Vec<u64> = entries.filter_map(number).collect();
     found.sort_unstable();
     found

@@ -179,7 +179,7 @@ pub(crate) fn copy(dir: PathBuf, from: &Path, to: &Path) -> ExitCode {
     let user = super::read_spec(&dir).map_err(|e| format!("read the job: {e}")).and_then(|spec| {
         become_user(&spec).map_err(|e| format!("become user {}: {e}", spec.user.uid))
     });
-    let copied = user.and_then(|()| make_and_copy(from, to).map_err(|e| e.to_string()));
+    let copied = user.and_then(|()| copy_and_tell(from, to).map_err(|e| e.to_string()));
     match copied {
         Ok(()) => ExitCode::SUCCESS,
         Err(text) => {
@@ -189,14 +189,7 @@ pub(crate) fn copy(dir: PathBuf, from: &Path, to: &Path) -> ExitCode {
     }
 }
 
-fn make_and_copy(from: &Path, to: &Path) -> io::Result<()> {
-    // Nothing is made for what is not there.
-    fs::symlink_metadata(from)
-        .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", from.display())))?;
-    if let Some(dir) = to.parent() {
-        let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", dir.display()));
-        fs::create_dir_all(dir).map_err(named)?;
-    }
+fn copy_and_tell(from: &Path, to: &Path) -> io::Result<()> {
     let mut last = Instant::now();
     copy::for_user(from, to, &mut |Copied { bytes, files }| {
         if last.elapsed() < BEAT {
