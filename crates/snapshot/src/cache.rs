@@ -4,7 +4,7 @@
 //! their small layers.
 
 use std::fs::{self, DirEntry, File};
-use std::io::{self, ErrorKind, Read, Seek};
+use std::io::{self, BufReader, ErrorKind, Read, Seek};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -51,12 +51,12 @@ pub fn blob(wanted: &Descriptor) -> Option<File> {
 }
 
 /// Whether `file` is the blob `wanted`.
-fn is_that(mut file: &File, wanted: &Descriptor) -> io::Result<bool> {
+fn is_that(file: &File, wanted: &Descriptor) -> io::Result<bool> {
     if file.metadata()?.len() != wanted.size {
         return Ok(false);
     }
     let mut sum = Summing::new(io::sink());
-    io::copy(&mut file, &mut sum)?;
+    io::copy(&mut BufReader::with_capacity(64 << 10, file), &mut sum)?;
     let (_, digest, _) = sum.finish();
     Ok(digest == wanted.digest)
 }
