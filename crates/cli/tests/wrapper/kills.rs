@@ -94,12 +94,7 @@ fn a_restore_whose_call_is_killed_leaves_nothing() {
     until("it is removed", || (!place.exists()).then_some(()));
     assert_eq!(node.members("forgotten"), "");
     assert_eq!((node.count("forgotten"), node.told()), (Some(last), None), "it has run");
-    node.bundle("new");
-    assert!(node.create("new").status.success(), "{}", node.log());
-    node.good("start", &["new"]);
-    assert_eq!(node.told(), Some((true, String::new())));
-    node.counted("new", last + 5);
-    node.good("delete", &["--force", "new"]);
+    node.comes_back("new", last + 5);
 }
 
 #[test]

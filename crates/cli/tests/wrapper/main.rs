@@ -325,6 +325,17 @@ impl Node {
         until("the container counts", || self.count(name).filter(|count| *count >= least))
     }
 
+    /// A container is restored, goes on to count to `least`, and is removed.
+    #[track_caller]
+    fn comes_back(&mut self, name: &str, least: u64) {
+        self.bundle(name);
+        assert!(self.create(name).status.success(), "{}", self.log());
+        self.good("start", &[name]);
+        assert_eq!(self.told(), Some((true, String::new())), "{name}");
+        self.counted(name, least);
+        self.good("delete", &["--force", name]);
+    }
+
     /// Runs the container `old` of a script that counts, and has it give way. How far it has counted.
     fn saved_of(&mut self, script: &str) -> u64 {
         self.bundle_of("old", "old", "main", script);

@@ -64,12 +64,7 @@ fn what_a_pod_has_not_changed_is_copied_before_it_is_frozen() {
     let links = ["containers/main", "rounds/main/2"].map(|one| checkpoint.join(one).join("parent"));
     for pod in ["new", "again"] {
         assert!(links.iter().all(|link| link.is_symlink()), "{pod}: it may be restored elsewhere");
-        node.bundle(pod);
-        assert!(node.create(pod).status.success(), "{}", node.log());
-        node.good("start", &[pod]);
-        assert_eq!(node.told(), Some((true, String::new())), "{pod}");
-        node.counted(pod, last + 5);
-        node.good("delete", &["--force", pod]);
+        node.comes_back(pod, last + 5);
     }
 }
 
@@ -94,12 +89,7 @@ fn much_memory_of_a_pod_that_has_to_go_is_copied_before_it_is_frozen() {
     assert!(first > 300_000_000, "{first}");
     assert!(rest * 4 < first, "{rest} of {first} bytes were copied when it was frozen");
     assert!(!checkpoint.join("rounds/main/2").exists(), "one round is all that there is time for");
-    node.bundle("new");
-    assert!(node.create("new").status.success(), "{}", node.log());
-    node.good("start", &["new"]);
-    assert_eq!(node.told(), Some((true, String::new())));
-    node.counted("new", last + 5);
-    node.good("delete", &["--force", "new"]);
+    node.comes_back("new", last + 5);
 }
 
 #[test]
@@ -125,12 +115,7 @@ fn a_pod_that_moves_runs_until_each_round_is_where_it_goes() {
     until("the container has ended", || (node.status("pod") == "stopped").then_some(()));
     node.good("delete", &["pod"]);
     let last = node.count("pod").unwrap();
-    node.bundle("new");
-    assert!(node.create("new").status.success(), "{}", node.log());
-    node.good("start", &["new"]);
-    assert_eq!(node.told(), Some((true, String::new())));
-    node.counted("new", last + 5);
-    node.good("delete", &["--force", "new"]);
+    node.comes_back("new", last + 5);
 }
 
 #[test]
@@ -144,12 +129,7 @@ fn a_pod_that_cannot_be_copied_ahead_is_saved_whole() {
     assert_eq!(node.not_saved(), None);
     until("the container has ended", || (node.status("pod") == "stopped").then_some(()));
     node.good("delete", &["pod"]);
-    node.bundle("new");
-    assert!(node.create("new").status.success(), "{}", node.log());
-    node.good("start", &["new"]);
-    assert_eq!(node.told(), Some((true, String::new())));
-    node.counted("new", before + 5);
-    node.good("delete", &["--force", "new"]);
+    node.comes_back("new", before + 5);
 }
 
 #[test]
