@@ -60,7 +60,7 @@ fn a_checkpoint_is_there_before_its_pod_is() {
     let nobody = node3.bring_early(&scene.object());
     for refused in [key, pod, nobody] {
         let refused = refused.unwrap_err().to_string();
-        assert!(refused.contains("403"), "{refused}");
+        assert!(refused.contains("answer is 403"), "{refused}");
     }
     // Its node is lost by the time that the pod is bound.
     scene.change(|object| {

@@ -362,19 +362,19 @@ fn memory_goes_to_the_node_of_the_pod_alone() {
     };
     for (of, token) in [(2, "node3/peer"), (2, "node2/peer"), (1, "node2/desk")] {
         let refused = line(of, token).bytes(&at("web-0", "main/1"), 10).unwrap_err().to_string();
-        assert!(refused.contains("403"), "{refused}");
+        assert!(refused.contains("answer is 403"), "{refused}");
     }
     let line = line(1, "node2/peer");
     assert_eq!(line.bytes(&at("web-0", "main/1"), 10).unwrap(), content()[4096..4106]);
     assert!(line.bytes(&at("web-0", "main/1"), 9).is_err(), "another length");
     // What was let in for one pod is not let in for another, nor to other files.
     let refused = |path: &str| line.bytes(path, 10).unwrap_err().to_string();
-    assert!(refused(&at("web-1", "main/1")).contains("403"));
+    assert!(refused(&at("web-1", "main/1")).contains("answer is 403"));
     for place in ["main/2", "other/1", "../main/1", "main/x"] {
-        assert!(refused(&at("web-0", place)).contains("404"), "{place}");
+        assert!(refused(&at("web-0", place)).contains("answer is 404"), "{place}");
     }
     for round in ["0", "1", "9"] {
         let at = format!("{}&round={round}", at("web-0", "main/1"));
-        assert!(refused(&at).contains("404"), "{round}");
+        assert!(refused(&at).contains("answer is 404"), "{round}");
     }
 }

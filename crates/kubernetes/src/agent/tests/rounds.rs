@@ -123,7 +123,7 @@ fn rounds_go_to_the_node_of_the_target_alone() {
     };
     for (of, token) in [(2, "node3/peer"), (2, "node2/peer"), (1, "node2/desk")] {
         let refused = fetched(of, token).unwrap_err();
-        assert!(refused.contains("403"), "{refused}");
+        assert!(refused.contains("answer is 403"), "{refused}");
     }
     assert!(!round_sent(&dir, 1).exists());
     assert_eq!(fetched(1, "node2/peer"), Ok(true));

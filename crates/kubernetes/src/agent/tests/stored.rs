@@ -313,7 +313,7 @@ fn the_checkpoint_of_another_namespace_is_refused() {
     let mut there = container("new");
     there.namespace = "b".into();
     let refused = scene.nodes[1].answer(&Ask::Create { container: there }).unwrap_err();
-    assert!(refused.to_string().contains("403"), "its key does not open: {refused}");
+    assert!(refused.to_string().contains("answer is 403"), "its key does not open: {refused}");
     let into = tempfile::tempdir().unwrap();
     let foreign = scene.server.get(&path("b", &name)).unwrap();
     let depot = scene.nodes[1].depot.as_ref().unwrap();
