@@ -22,6 +22,8 @@ use crate::{log, pages, rpc, work};
 /// # Errors
 /// If there is no daemon.
 pub(crate) fn run() -> std::result::Result<ExitCode, Failure> {
+    // What this job needs of memory is not to end the daemon, with all of its other jobs.
+    torpor_engine::oom::go_first();
     let failed = |e: std::io::Error| {
         Failure::io("the worker's standard input", &e).hint("daemons start workers, nobody else")
     };

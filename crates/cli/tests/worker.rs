@@ -4,6 +4,8 @@
 
 use std::path::Path;
 
+use torpor_images::proto::CoreEntry;
+use torpor_images::{ImageDir, kind};
 use torpor_sys::process::{Status, wait};
 use torpor_worker::{Class, Event, Job, Level, Outcome, Worker};
 
@@ -177,6 +179,47 @@ fn a_restoring_worker_that_dies_leaves_nothing() {
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     assert_eq!(worker.finish().unwrap().class, Class::Died);
     can_be_restored(&task);
+}
+
+/// The value that the kernel adds to how large a process is, where it looks for one to kill.
+fn score(pid: u32) -> i32 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap();
+    text.trim().parse().unwrap()
+}
+
+/// Where memory runs out the kernel kills a job, and not the daemon with all of its jobs. That is not handed on to whoever
+/// stays when the job is killed, nor to the task, also where its image does not say what it had.
+#[test]
+fn a_job_is_killed_before_its_daemon() {
+    let task = Sleeper::start();
+    let daemon = score(std::process::id());
+    let mut worker = dump(&task, &["post-dump"]);
+    assert_eq!(until_held(&mut worker, "post-dump"), None);
+    assert!(score(worker.pid()) > daemon);
+    let children = format!("/proc/{0}/task/{0}/children", worker.pid());
+    let children = std::fs::read_to_string(children).unwrap();
+    let guardian = children.split_whitespace().map(|pid| pid.parse().unwrap()).find(|pid| {
+        std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap() == "torpor-guard\n"
+    });
+    assert_eq!(score(guardian.unwrap()), daemon);
+    assert_eq!(score(task.pid.cast_unsigned()), daemon);
+    worker.answer(true).unwrap();
+    assert_eq!(worker.finish().unwrap().class, Class::Done);
+    reap(&task);
+
+    let images = ImageDir::open(task.dir.path().join("images")).unwrap();
+    let id = images.ids(kind::CORE).unwrap()[0];
+    let mut core: CoreEntry = images.read_one(kind::CORE, id).unwrap();
+    assert_eq!(core.tc.as_mut().unwrap().oom_score_adj.take(), Some(daemon));
+    images.write_one(kind::CORE, id, &core).unwrap();
+    let args = ["restore", "--images-dir", "images", "--shell-job", "--restore-detached"];
+    let mut worker = start(&task, &args, &["post-restore"]);
+    assert_eq!(until_held(&mut worker, "post-restore"), None);
+    assert!(score(worker.pid()) > daemon);
+    worker.answer(true).unwrap();
+    let outcome = worker.finish().unwrap();
+    assert_eq!(outcome.class, Class::Done, "{}", outcome.text);
+    assert_eq!(score(task.pid.cast_unsigned()), daemon);
 }
 
 /// A daemon need not take a sentence apart.

@@ -17,6 +17,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use torpor_kernel::oom;
 use torpor_sys::sched::{Attributes, attributes, set_attributes};
 use torpor_sys::socket::{self, Message};
 
@@ -302,6 +303,7 @@ fn keep_watch(theirs: &UnixStream, ways: &[&'static Way]) -> i32 {
     // The copy of the supervisor's end would keep the line open for ever.
     torpor_sys::process::close_but(theirs.as_fd());
     let _ = torpor_sys::process::set_name(c"torpor-guard");
+    oom::give_back();
     // Not to end with a Ctrl-C for the supervisor.
     let _ = rustix::process::setsid();
     let mut watch = Watch::default();

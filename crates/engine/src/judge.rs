@@ -18,6 +18,7 @@ use crate::file::ext;
 use crate::host::{self, Claim};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{mount, run_in};
+use crate::oom;
 use crate::options::{CgroupMode, JoinNsKind, Options};
 use crate::proc;
 use crate::reader::{self, Look, Told};
@@ -185,7 +186,7 @@ pub(crate) fn passed(opts: &Options) -> Result<Passed> {
         closes_connections: opts.network.tcp_close,
         limits: task::own_hard_limits()?,
         nice: rustix::process::getpriority_process(None).unwrap_or_default(),
-        oom_score_adj: proc::read(own, "oom_score_adj")?.trim().parse().unwrap_or_default(),
+        oom_score_adj: oom::given().or(task::oom_score_adj(own)?).unwrap_or_default(),
         login: task::loginuid(own)?,
         cgroups: cgroups(opts, own)?,
         profiles_work: Path::new("/sys/kernel/security/apparmor").exists()

@@ -40,7 +40,7 @@ mod tool;
 mod undo;
 mod verdict;
 
-pub use torpor_kernel::proc;
+pub use torpor_kernel::{oom, proc};
 
 pub use dump::{Frozen, Session, Written, dump, pre_dump};
 pub use error::{ADVICE, Context, Error, Result};

@@ -9,6 +9,7 @@ mod error;
 pub mod mountinfo;
 pub mod namespace;
 pub mod netlink;
+pub mod oom;
 pub mod parallel;
 pub mod proc;
 pub mod processor;

@@ -167,6 +167,35 @@ fn a_container_of_runc_moves() {
     }
 }
 
+/// What a runtime has the engine do is a job of the agent's, too: where memory runs out it is killed before that, and neither
+/// the runtime nor the container is.
+#[test]
+fn a_job_of_a_runtime_is_killed_before_its_agent() {
+    let score = |pid: &Value| fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap();
+    let container = Container::start(|_| {});
+    let had = score(&container.state(0)["pid"]);
+    let (here, mut there) = (Host::new(), Host::new());
+    let [engine, runtime] = ["engine", "runtime"].map(|name| there.path(name));
+    let script = format!(
+        "test $CRTOOLS_SCRIPT_ACTION != setup-namespaces || {{ cat /proc/$PPID/oom_score_adj >{}; \
+         read -r _ _ _ parent _ </proc/$PPID/stat; cat /proc/$parent/oom_score_adj >{}; }}",
+        engine.display(),
+        runtime.display()
+    );
+    for word in ["--action-script", &script] {
+        there.options.push(format!("--restore-option={word}"));
+    }
+    there.options.extend(["--runtime-root".to_owned(), container.roots[1].display().to_string()]);
+    there.start_agent();
+    container.moves(&here, "pipelined", &there.address).unwrap();
+    let agent = score(&json!(there.agent.as_ref().unwrap().id()));
+    let number = |text: &str| text.trim().parse::<i32>().unwrap();
+    assert_eq!(number(&fs::read_to_string(&engine).unwrap()), number(&agent) + 300);
+    assert_eq!(fs::read_to_string(&runtime).unwrap(), agent);
+    assert_eq!(score(&container.state(1)["pid"]), had);
+    container.goes_on();
+}
+
 /// So long is the file of [`with_a_large_file`].
 const LARGE: u64 = 8_000_000;
 

@@ -119,6 +119,51 @@ fn tasks_that_do_not_fit_there_stay_here() {
     }
 }
 
+/// The value that the kernel adds to how large a process is, where it looks for one to kill.
+fn score(pid: i64) -> i32 {
+    number(Path::new(&format!("/proc/{pid}/oom_score_adj")))
+}
+
+fn number(file: &Path) -> i32 {
+    fs::read_to_string(file).unwrap().trim().parse().unwrap()
+}
+
+/// Whether this test may have a process spared more than others (`CAP_SYS_RESOURCE`).
+fn may_spare() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
+    u64::from_str_radix(set.trim(), 16).unwrap() >> 24 & 1 == 1
+}
+
+/// Where memory runs out a job of the agent's is killed, and not the agent. What tasks may bring is told by what the agent
+/// has, and they have what they had.
+#[test]
+fn a_job_is_killed_before_its_agent() {
+    // A job that were judged by what it has itself could not bring tasks that are spared.
+    let given = if may_spare() { -200 } else { 20 };
+    let with_score = format!("echo {given} >/proc/self/oom_score_adj && exec \"$@\"");
+    for mode in MODES {
+        let (here, mut there) = (Host::new(), Host::new());
+        let seen = there.path("seen");
+        // Who runs the script is the job.
+        let script = format!(
+            "test $CRTOOLS_SCRIPT_ACTION != setup-namespaces || cat /proc/$PPID/oom_score_adj >{}",
+            seen.display()
+        );
+        for word in ["--action-script", &script] {
+            there.options.push(format!("--restore-option={word}"));
+        }
+        there.prefix = ["sh", "-c", &with_score, "sh"].map(str::to_owned).to_vec();
+        there.start_agent();
+        let counter = Counter::start_under(&["setsid", "sh", "-c", &with_score, "sh"], 100, 1);
+        let report = here.moves(counter.pid, mode, &there.address).unwrap();
+        let agent = there.agent.as_ref().unwrap().id();
+        let all = [score(agent.into()), number(&seen), score(report["pid"].as_i64().unwrap())];
+        assert_eq!(all, [given, given + 300, given], "{mode}: agent, job, task");
+        counter.goes_on();
+    }
+}
+
 /// The same of a disk there that is full: what comes goes into files.
 #[test]
 fn tasks_whose_images_do_not_fit_there_stay_here() {

@@ -34,3 +34,6 @@ pub use say::aside;
 
 /// The hidden command that makes the program a worker.
 pub const COMMAND: &str = "worker";
+
+/// The variable of the environment that says to an engine which a runtime starts that it works for a daemon, as a worker does.
+pub const FOR_DAEMON: &str = "TORPOR_FOR_DAEMON";

@@ -30,7 +30,8 @@ pub(crate) use service::attend_one;
 pub use service::service;
 pub use socket::{Connection, parse};
 
-/// Serves one client on the descriptor that the command line gives.
+/// Serves one client on the descriptor that the command line gives. What a daemon has called for is killed before that
+/// where memory runs out.
 ///
 /// # Errors
 /// If there is no such socket.
@@ -40,6 +41,9 @@ pub fn swrk(settings: Settings, words: &[OsString]) -> Result<ExitCode, Failure>
         _ => None,
     };
     let number = number.ok_or_else(|| Failure::invalid("swrk takes the number of a descriptor"))?;
+    if std::env::var_os(torpor_worker::FOR_DAEMON).is_some() {
+        torpor_engine::oom::go_first();
+    }
     let socket = torpor_sys::inherited::duplicate(number)
         .map_err(|e| Failure::io(format_args!("swrk {number}"), &e))?;
     let connection = Connection::new(socket)?;

@@ -29,7 +29,7 @@ use crate::options::{Given, Options};
 use crate::page_server::{Borrower, Fetcher};
 use crate::ranges::Ranges;
 use crate::restore::pages::{Pages, Search};
-use crate::{open_files, proc};
+use crate::{oom, open_files, proc};
 
 /// A daemon that waits for its restore.
 #[derive(Debug)]
@@ -139,6 +139,8 @@ pub fn own_pager(
     let restorer = proc::pidfd(rustix::process::getpid().as_raw_nonzero().get())?;
     let live = || {
         let _ = process::set_name(c"torpor-lazy");
+        // The tasks end with it.
+        oom::give_back();
         // After rounds it is known only by now which pages are missing.
         let find = |id: u64, missing: &Ranges| match pages.get(&id) {
             Some(known) if missing.without(&known.ranges()).is_empty() => Ok(Arc::clone(known)),

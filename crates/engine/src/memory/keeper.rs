@@ -26,7 +26,7 @@ use rustix::net::{
 use torpor_sys::peer::peer;
 
 use crate::error::{Context, Error, Result};
-use crate::proc;
+use crate::{oom, proc};
 
 /// How long an end waits for the other one, which has nothing else to do.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -97,6 +97,7 @@ impl Keeper {
         let child = torpor_sys::process::fork(|| {
             torpor_sys::process::close_but(theirs.as_fd());
             let _ = torpor_sys::process::set_name(c"torpor-keeper");
+            oom::give_back();
             let _ = rustix::process::setsid();
             let _ = rustix::process::chdir("/");
             // Nobody is to wait for it: it is not the caller's child.

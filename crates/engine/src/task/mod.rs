@@ -45,7 +45,7 @@ pub(crate) use thread::ask_to_look;
 use crate::error::{Error, Result};
 use crate::file::io_uring::UserQuestion;
 use crate::namespace::user::IdMaps;
-use crate::proc;
+use crate::{oom, proc};
 use signals::Pending;
 use unkept::Unkept;
 
@@ -523,7 +523,8 @@ impl Husks<'_> {
             let inside = images.maps.uid_inside(wanted).and_then(|id| images.own.uid_inside(id));
             limits::restore_loginuid(leader, wanted, inside)?;
         }
-        if let Some(wanted) = images.limits.oom_score_adj {
+        // A husk has that of this process.
+        if let Some(wanted) = images.limits.oom_score_adj.or_else(oom::given) {
             limits::restore_oom_score_adj(leader.pid(), wanted)?;
         }
         process::restore_coredump_filter(leader.pid(), images.memory)?;

@@ -26,7 +26,9 @@ use rustix::net::RecvFlags;
 use serde::{Deserialize, Serialize};
 use torpor_images::proto::StatsEntry;
 use torpor_images::{ImageDir, kind};
-use torpor_worker::{Answer, Channel, Class, Event, Job, Outcome, Report, Worker, gate, tell};
+use torpor_worker::{
+    Answer, Channel, Class, Event, FOR_DAEMON, Job, Outcome, Report, Worker, gate, tell,
+};
 
 use super::conmon::Conmon;
 use super::{Container, Runtime, podman};
@@ -229,7 +231,7 @@ impl Desk<'_> {
             }
         };
         command.current_dir(self.dir).env("PATH", path(&self.bin()));
-        command.env("CRIU_CONFIG_FILE", self.bin().join(CONFIGURATION));
+        command.env("CRIU_CONFIG_FILE", self.bin().join(CONFIGURATION)).env(FOR_DAEMON, "1");
         Ok(command)
     }
 
