@@ -75,35 +75,71 @@ impl Drop for Live {
     }
 }
 
-/// Says, as long as it is there and more and more rarely, that the destination was told to let the tasks run and has not
-/// said whether they do, and what can be done about it.
-#[derive(Debug)]
-pub(crate) struct Undecided {
-    _decided: Sender<()>,
+/// Whom a migration waits for that cannot be given up any more.
+#[derive(Debug, Clone)]
+pub(crate) struct Awaited {
+    /// The migration.
+    pub id: String,
+    /// The agent.
+    pub to: Address,
+    /// How long nobody is told.
+    pub patience: Duration,
 }
 
-impl Undecided {
-    /// Begins to when `patience` is over.
+/// Says, as long as it is there and more and more rarely, what is waited for.
+#[derive(Debug)]
+pub(crate) struct Reminder {
+    _over: Sender<()>,
+}
+
+impl Awaited {
+    /// The destination was told to let the tasks run.
     #[must_use]
-    pub(crate) fn start(id: &str, to: &Address, patience: Duration) -> Self {
-        let (decided, undecided) = mpsc::channel::<()>();
-        let advice = format!(
-            "they stay stopped here until it does; torpor agent status {to} tells what it is at; if its host is lost, and they \
-             do not run there: kill -KILL {}; torpor migrate --resolve {id} --keep-here",
-            std::process::id()
-        );
-        let (id, start) = (id.to_owned(), Instant::now());
+    pub(crate) fn decision(&self) -> Reminder {
+        let (to, advice) = (self.to.clone(), self.advice());
+        self.remind(move |time| {
+            format!(
+                "the destination was told {time} s ago to let the tasks run, and has not said whether they do; they stay \
+                 stopped here until it does; torpor agent status {to} tells what it is at; {advice}"
+            )
+        })
+    }
+
+    /// The connection for pages is lost, and is tried to be made anew for `most`.
+    #[must_use]
+    pub(crate) fn connection(&self, most: Duration) -> Reminder {
+        let (to, advice, most) = (self.to.clone(), self.advice(), most.as_secs());
+        self.remind(move |time| {
+            let minutes = most.saturating_sub(time) / 60;
+            let (hours, minutes) = (minutes / 60, minutes % 60);
+            format!(
+                "no connection to {to} for {time} s: tasks that run there wait for their pages, and it is tried for \
+                 another {hours} h {minutes} min to bring them; an agent that has ended is to be started with the \
+                 --state-dir that it had; {advice}"
+            )
+        })
+    }
+
+    fn advice(&self) -> String {
+        format!(
+            "if its host is lost, and they do not run there: kill -KILL {}; torpor migrate --resolve {} --keep-here",
+            std::process::id(),
+            self.id
+        )
+    }
+
+    /// Says `text`, of the seconds since now, when the patience is over, and again.
+    fn remind(&self, text: impl Fn(u64) -> String + Send + 'static) -> Reminder {
+        let (over, ended) = mpsc::channel::<()>();
+        let (id, start) = (self.id.clone(), Instant::now());
+        let mut pause = self.patience.max(Duration::from_secs(1));
         thread::spawn(move || {
-            let mut pause = patience.max(Duration::from_secs(1));
-            while undecided.recv_timeout(pause) == Err(mpsc::RecvTimeoutError::Timeout) {
-                let time = start.elapsed().as_secs();
-                tell!(
-                    "{id}: the destination was told {time} s ago to let the tasks run, and has not said whether they do; {advice}"
-                );
+            while ended.recv_timeout(pause) == Err(mpsc::RecvTimeoutError::Timeout) {
+                tell!("{id}: {}", text(start.elapsed().as_secs()));
                 pause = pause.saturating_mul(2);
             }
         });
-        Self { _decided: decided }
+        Reminder { _over: over }
     }
 }
 

@@ -337,6 +337,32 @@ fn it_is_built_when_that_was_asked_for() {
     }
 }
 
+/// An agent is gone before its tasks have their pages: the user is told for how long another one is waited for, and what to
+/// do. The next agent says that they have stayed.
+#[test]
+fn who_waits_for_pages_to_go_is_told_until_when() {
+    for mode in ["post-copy", "hybrid"] {
+        let mut held = Held::start_with(mode, "pre-resume", "true", &["--patience", "1"]);
+        wait_until("it is written down", || held.here.phases("source") == ["deciding"]);
+        held.there.stop_agent();
+        let mut said = BufReader::new(held.migration.stderr.take().unwrap()).lines();
+        let is_told = |line: &String| line.contains("wait for their pages");
+        let told = said.by_ref().map(Result::unwrap).find(is_told).expect("it says nothing");
+        assert!(told.contains(&format!("one: no connection to {}", held.there.address)), "{told}");
+        assert!(told.contains("it is tried for another 23 h 59 min"), "{told}");
+        let kill = format!("kill -KILL {}", held.migration.id());
+        assert!(told.contains(&format!("{kill}; torpor migrate --resolve one --keep-here")));
+        held.release();
+        held.there.start_agent();
+        assert!(!held.migration.wait().unwrap().success());
+        held.counter.goes_on();
+        assert_eq!(held.here.phases("source"), ["stayed"], "{mode}");
+        assert_eq!(held.there.phases("destination"), ["stayed"], "{mode}");
+        assert!(held.is_here(true), "they run on");
+        wait_until("both tidy up", || held.here.is_clean() && held.there.is_clean());
+    }
+}
+
 /// The destination was told to let the tasks run: the command waits for what becomes of that.
 #[test]
 fn when_it_is_decided_it_is_too_late_to_cancel() {

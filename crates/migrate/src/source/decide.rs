@@ -11,7 +11,7 @@ use super::frozen::Frozen;
 use super::link::{Happening, unexpected};
 use crate::engine;
 use crate::error::{Error, Result};
-use crate::progress::Undecided;
+use crate::progress::{Awaited, Reminder};
 use crate::record::{Ledger, Phase, Record};
 use crate::runtime;
 use crate::wire::Peer;
@@ -41,7 +41,7 @@ impl Source<'_> {
         let frozen = self.frozen()?;
         self.prepared(&mut worker)?;
         self.record_decision(frozen, Some(&worker))?;
-        let undecided = self.undecided();
+        let undecided = self.awaited().decision();
         let (verdict, why) = match self.go() {
             Ok(pid) => (Verdict::There(pid), None),
             Err(error) => self.ask(error)?,
@@ -145,7 +145,7 @@ impl Source<'_> {
         &mut self,
         worker: &mut Worker,
         has_said_go: &mut bool,
-        undecided: &mut Option<Undecided>,
+        undecided: &mut Option<Reminder>,
     ) -> Result<i32> {
         let mut running = None;
         loop {
@@ -158,7 +158,7 @@ impl Source<'_> {
                     if let Some(watch) = &self.watch {
                         watch.let_be();
                     }
-                    *undecided = Some(self.undecided());
+                    *undecided = Some(self.awaited().decision());
                     self.link.say(&Request::Go)?;
                 }
                 Happening::Said(Reply::Running { pid }) => {
@@ -224,10 +224,13 @@ impl Source<'_> {
         Ok(())
     }
 
-    /// Tells the user that it is not decided yet.
-    fn undecided(&self) -> Undecided {
-        let patience = Duration::from_secs(self.plan.patience.into());
-        Undecided::start(&self.id, &self.plan.to.address, patience)
+    /// Whom this waits for when it has said *go*.
+    pub(super) fn awaited(&self) -> Awaited {
+        Awaited {
+            id: self.id.clone(),
+            to: self.plan.to.address.clone(),
+            patience: Duration::from_secs(self.plan.patience.into()),
+        }
     }
 
     /// What the destination has done, and why that had to be asked. One that has refused need not be: it says so when

@@ -16,6 +16,7 @@ use crate::cancel::Cancel;
 use crate::engine::{repeat, wait_readable};
 use crate::error::{Context, Error, Result};
 use crate::files::Step;
+use crate::progress::Awaited;
 use crate::wire::Peer;
 use crate::wire::carrier::Carrier;
 use crate::wire::difference::{self, Allowance, Earlier};
@@ -137,12 +138,17 @@ impl Link {
     ///
     /// # Errors
     /// If the first connection does not come about, or somebody cancels.
-    pub(super) fn carry(&self, round: u32, cancel: &Cancel) -> Result<(Arc<Carrier>, OwnedFd)> {
+    pub(super) fn carry(
+        &self,
+        round: u32,
+        awaited: Awaited,
+        cancel: &Cancel,
+    ) -> Result<(Arc<Carrier>, OwnedFd)> {
         let first = self.connect(round, cancel)?;
         let (carrier, ours) = Carrier::start(Some(Arc::clone(&self.meter)))?;
         carrier.attach(unite(first, None)?);
         let (pages, kept) = (Arc::clone(&self.pages), Arc::clone(&carrier));
-        thread::spawn(move || keep_connected(&kept, || pages.join(round)));
+        thread::spawn(move || keep_connected(&kept, &awaited, || pages.join(round)));
         Ok((carrier, ours))
     }
 
@@ -503,8 +509,10 @@ impl Pages {
 }
 
 /// Makes each connection that is lost anew, until the destination does not want it any more.
-fn keep_connected(carrier: &Carrier, join: impl Fn() -> Result<Answer>) {
+fn keep_connected(carrier: &Carrier, awaited: &Awaited, join: impl Fn() -> Result<Answer>) {
     while carrier.wait_lost() {
+        // One that has ended has the tasks wait for nothing.
+        let _reminder = carrier.is_spoken_to().then(|| awaited.connection(DAY));
         if carrier.is_spoken_to() {
             tracing::warn!("the connection for pages is lost: the tasks wait for another one");
         }
@@ -603,7 +611,9 @@ mod tests {
         let link = Link { pages: Arc::new(pages), ..link(1) };
         let cancel = || Cancel::due().unwrap();
         assert!(matches!(link.join(1, &cancel()), Err(Error::Cancelled)));
-        assert!(matches!(link.carry(1, &cancel()), Err(Error::Cancelled)));
+        let to = link.pages.to.address.clone();
+        let awaited = Awaited { id: "one".to_owned(), to, patience: Duration::ZERO };
+        assert!(matches!(link.carry(1, awaited, &cancel()), Err(Error::Cancelled)));
     }
 
     /// Files in memory may be large, and reading them takes long.

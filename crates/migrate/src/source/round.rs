@@ -140,7 +140,7 @@ impl Source<'_> {
         let dir = self.round_dir(number);
         make_private(&dir)?;
         let pages = if kind == Kind::Lazy {
-            let (carrier, pages) = self.link.carry(number, &self.cancel)?;
+            let (carrier, pages) = self.link.carry(number, self.awaited(), &self.cancel)?;
             self.carrier = Some(carrier);
             pages
         } else {
