@@ -42,6 +42,11 @@ fn of(class: &str, at: Millis, work: Millis) -> Task {
     Task { class: class.to_owned(), at, work, ..Task::default() }
 }
 
+/// A job that can only be killed, on a machine whose memory such jobs fill.
+fn unsaveable(task: Task) -> Task {
+    Task { saveable: false, memory: 2 * GIB, ..task }
+}
+
 fn fates(slots: u32, tasks: Vec<Task>) -> Vec<Fate> {
     Machine::new(slots, 64 * GIB, rules(), tasks).run(1000 * HOUR)
 }
@@ -153,6 +158,61 @@ proptest! {
         }
     }
 
+    /// Nor where all that runs can only be killed, which is not done for who is due: it gets the next slot that becomes free.
+    #[test]
+    fn nobody_starves_where_jobs_can_only_be_killed(count in 1..5_usize, work in 200..400_i64) {
+        let (every, slice) = (120 * SECOND, 20 * SECOND);
+        let rules = Rules { guarantee: Guarantee { every, slice }, ..rules() };
+        let mut tasks: Vec<Task> =
+            (0..count).map(|_| unsaveable(of("long", 0, work * SECOND))).collect();
+        for i in 0..300 {
+            tasks.push(unsaveable(of("urgent", i * 5 * SECOND, 12 * SECOND)));
+        }
+        let found = Machine::new(2, 4 * GIB, rules, tasks.clone()).run(1500 * SECOND);
+        tasks.sort_by_key(|task| task.at);
+        for (fate, task) in found.iter().zip(&tasks) {
+            if task.class == "long" {
+                let most = every + Millis::try_from(count).unwrap() * (slice + 13 * SECOND);
+                prop_assert!(fate.started.is_some() && fate.longest_wait <= most, "{fate:?}");
+            }
+        }
+    }
+
+    /// Who is urgent may kill, and does not wait for the end of what runs because somebody else is due who may not. Nor is
+    /// anybody killed for it in vain, and who is due then has the next slot.
+    #[test]
+    fn who_may_kill_does_not_wait_behind_who_may_not(
+        slots in 1..5_u32,
+        count in 1..10_usize,
+        wide in 1..5_u32,
+    ) {
+        let (every, slice) = (120 * SECOND, 20 * SECOND);
+        let rules = Rules { guarantee: Guarantee { every, slice }, ..rules() };
+        let fills = usize::try_from(slots).unwrap();
+        let long = |slots| {
+            let memory = 2 * GIB * u64::from(slots);
+            Task { slots, memory, ..unsaveable(of("long", 0, 10 * HOUR)) }
+        };
+        let mut tasks = vec![long(1); fills];
+        tasks.extend(vec![long(wide.min(slots)); count]);
+        let urgents = 8;
+        let urgent = |at: Millis| unsaveable(of("urgent", at * 150 * SECOND, SECOND));
+        tasks.extend((2..).take(urgents).map(urgent));
+        let found = Machine::new(slots, 2 * GIB * u64::from(slots), rules, tasks.clone());
+        let found = found.run(1800 * SECOND);
+        tasks.sort_by_key(|task| task.at);
+        let mut killed = 0;
+        for (fate, task) in found.iter().zip(&tasks) {
+            let prices = fate.spells.iter().filter_map(|(.., price)| *price);
+            killed += prices.filter(|price| price.means == Means::Kill).count();
+            if task.class == "urgent" {
+                prop_assert!(fate.ended.is_some() && fate.longest_wait <= SECOND, "{fate:?}");
+            }
+        }
+        prop_assert!(killed <= urgents, "{killed}");
+        prop_assert!(found[fills..fills + count].iter().any(|fate| fate.started.is_some()));
+    }
+
     /// Nor does who is urgent, behind more jobs that are due than the machine has time for: half of it is for them.
     #[test]
     fn jobs_that_are_due_starve_nobody(
@@ -245,6 +305,7 @@ fn of_a_gib(id: JobId, class: &str, phase: Phase) -> Job {
         deadline: None,
         guaranteed: None,
         paid: 0,
+        gave_way_to: None,
         in_memory: false,
         has_images: false,
         memory_wanted: 0,
@@ -289,6 +350,32 @@ fn who_names_no_memory_is_thought_to_need_some() {
     // It cannot be saved: for what is only thought it is not killed.
     assert_eq!(chosen(GIB, 0, true), Means::Stop);
     assert_eq!(chosen(GIB, 2 * GIB, true), Means::Kill);
+}
+
+/// Also before who has waited for longest.
+#[test]
+fn a_slot_is_for_whom_it_was_made_free() {
+    let due = of_a_gib(2, "long", Phase::Waiting);
+    let urgent = Job { since: HOUR, ..of_a_gib(3, "urgent", Phase::Waiting) };
+    let gone = Job { since: HOUR, gave_way_to: Some(3), ..of_a_gib(1, "long", Phase::Waiting) };
+    let rules = Rules { guarantee: Guarantee { every: HOUR, slice: SECOND }, ..rules() };
+    let plan = |jobs: Vec<Job>| {
+        let usage = share::Usage::default();
+        let (slots, memory_free, draining) = (1, 8 * GIB, false);
+        let rules = rules.clone();
+        decide(&World { now: HOUR + 1, slots, memory_free, draining, rules, usage, jobs })
+    };
+    let run = |jobs| match &plan(jobs).actions[..] {
+        [Action::Run { job, .. }] => *job,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(run(vec![gone.clone(), due.clone(), urgent.clone()]), 3);
+    // Not if that waits for something else now, or has run since.
+    for other in
+        [Job { held: Some(String::new()), ..urgent.clone() }, Job { since: HOUR + 1, ..urgent }]
+    {
+        assert_eq!(run(vec![gone.clone(), due.clone(), other]), 2);
+    }
 }
 
 #[test]

@@ -97,6 +97,7 @@ impl Core {
             deadline: deadline.map(|deadline| record.submitted.saturating_add(deadline)),
             guaranteed: record.guaranteed,
             paid: record.paid,
+            gave_way_to: record.giving_way.and_then(|way| way.to),
             in_memory,
             has_images: record.durable.is_some(),
             memory_wanted: spec.limits.memory.unwrap_or(0),

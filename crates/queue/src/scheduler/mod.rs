@@ -6,8 +6,8 @@
 //! The rules, in the order in which they apply:
 //!
 //! 1. A job whose guarantee is due (it has waited for `guarantee.every`) goes before all
-//!    others, the lowest level first, may displace anybody, and is then left alone for one
-//!    slice.
+//!    others, the lowest level first, may displace anybody (but kill none that it would not
+//!    by its level), and is then left alone for one slice.
 //! 2. Else the level decides: the priority of the class plus that of the job; one that
 //!    would miss its deadline rises.
 //! 3. Within a level: fair shares where the class says so, then the earlier deadline, then
@@ -17,7 +17,9 @@
 //!    `slices`, also jobs of its own level whose slice is over. Of those that cost about the same the one goes that has most left
 //!    to do, and one that is about to end is left alone.
 //! 5. A job that still waits keeps the free slots that it needs from all that it cannot displace,
-//!    unless they will be done in time (back-fill).
+//!    unless they will be done in time (back-fill). One that is due does not keep a job of a
+//!    higher level from displacing what it cannot displace itself; and a slot that becomes free
+//!    is for whom it was made free.
 
 mod order;
 pub mod share;
@@ -184,6 +186,8 @@ pub struct Job {
     pub guaranteed: Option<Millis>,
     /// What it has cost that it gave way the last time and came back.
     pub paid: Millis,
+    /// To whom it has given way, if it has, since it ran last.
+    pub gave_way_to: Option<JobId>,
     /// Whether it is frozen in memory.
     pub in_memory: bool,
     /// Whether it has a checkpoint, which is gone when it has ended.
@@ -312,6 +316,7 @@ impl World {
 #[must_use]
 pub fn decide(world: &World) -> Plan {
     let mut table = Table::new(world);
+    table.keep_promises();
     if world.draining {
         table.drain();
         return table.plan;
@@ -319,7 +324,7 @@ pub fn decide(world: &World) -> Plan {
     let (due, mut others) = order::candidates(world);
     for candidate in due {
         if !table.place_due(&candidate) {
-            others.push(Candidate { due: false, passed: false, ..candidate });
+            others.push(Candidate { due: false, ..candidate });
         }
     }
     order::sort(world, &mut others);
@@ -336,6 +341,8 @@ struct Table<'w> {
     plan: Plan,
     /// Slots that nobody has, or is promised.
     free: i64,
+    /// Of those, slots of jobs that have given way to others, by these: who is due gets them no sooner.
+    kept: BTreeMap<JobId, i64>,
     /// Those that have been told to go in this decision.
     leaving: Vec<JobId>,
     /// Memory that is free, after those that start have taken theirs.
@@ -367,6 +374,7 @@ impl<'w> Table<'w> {
             world,
             plan: Plan::default(),
             free: i64::from(world.slots) - taken,
+            kept: BTreeMap::new(),
             leaving: Vec::new(),
             memory_free: world.memory_free,
             guaranteed: world.jobs.iter().filter(is_left_alone).map(|job| job.slots).sum(),
@@ -375,6 +383,43 @@ impl<'w> Table<'w> {
             held: share::Holdings::of(&world.jobs),
             times: Vec::new(),
         }
+    }
+
+    /// Keeps slots for those to whom others have given way since they wait, and who wait for nothing else.
+    fn keep_promises(&mut self) {
+        let waiting = || self.world.jobs.iter().filter(|job| job.phase == Phase::Waiting);
+        let taker = |job: &Job| {
+            let to = job.gave_way_to?;
+            let since = |taker: &&Job| taker.id == to && job.since >= taker.since;
+            waiting().find(since).filter(|taker| self.may_run(taker).is_ok())
+        };
+        let kept: Vec<(JobId, u32)> =
+            waiting().filter_map(|job| Some((taker(job)?.id, job.slots))).collect();
+        for (id, slots) in kept {
+            *self.kept.entry(id).or_default() += i64::from(slots);
+        }
+    }
+
+    /// Memory that is free for one that waits: who is due leaves what they need to those for whom slots are kept.
+    fn memory_for(&self, candidate: &Candidate) -> u64 {
+        let jobs = self.world.jobs.iter().enumerate();
+        let others = jobs.filter(|(index, job)| {
+            candidate.due && *index != candidate.index && self.kept.contains_key(&job.id)
+        });
+        others
+            .filter(|(_, job)| !job.in_memory)
+            .fold(self.memory_free, |free, (_, job)| free.saturating_sub(job.memory_expected))
+    }
+
+    /// Slots that a job may have at once: those that are free. One that is due leaves those to others that were made free for
+    /// them; who passes one that is due has no other ones.
+    fn free_for(&self, candidate: &Candidate, job: &Job, passes: bool) -> i64 {
+        let own = self.kept.get(&job.id).copied().unwrap_or(0);
+        if passes {
+            return self.free.min(own + i64::from(self.reserved(job)));
+        }
+        let of_others = self.kept.values().sum::<i64>() - own;
+        if candidate.due { self.free - of_others } else { self.free }
     }
 
     /// All that runs gives way to nobody, so that it can be moved or brought back later.
@@ -440,23 +485,32 @@ impl<'w> Table<'w> {
 
     fn try_to_place(&mut self, candidate: &Candidate, job: &Job) -> Result<(), Reason> {
         let needed = i64::from(job.slots) + i64::from(self.reserved(job));
+        let mut passed = None;
         if let Some((first, until)) = &self.blocked
             && !self.may_pass(first, *until, candidate, job)
         {
-            return Err(Reason::Behind { job: self.world.jobs[first.index].id });
+            if !first.due || candidate.due || candidate.level <= first.level {
+                return Err(self.behind(first));
+            }
+            passed = Some(first.clone());
         }
-        if needed <= self.free {
+        let free = self.free_for(candidate, job, passed.is_some());
+        if needed <= free {
             self.run(candidate, job);
             return Ok(());
         }
         let promised = self.promised_to(job.id);
         let coming: i64 = promised.iter().map(|job| i64::from(job.slots)).sum();
-        if needed <= self.free + coming {
+        if needed <= free + coming {
             // Until those are gone, what is free now is this job's as well.
             self.free -= (i64::from(job.slots) - coming).max(0);
             return Err(Reason::GivingWay { jobs: promised.iter().map(|job| job.id).collect() });
         }
-        self.displace(candidate, job, needed - self.free - coming)
+        Err(self.displace(candidate, job, needed - free - coming, passed))
+    }
+
+    fn behind(&self, first: &Candidate) -> Reason {
+        Reason::Behind { job: self.world.jobs[first.index].id }
     }
 
     fn promised_to(&self, id: JobId) -> Vec<&'w Job> {
@@ -467,6 +521,7 @@ impl<'w> Table<'w> {
     fn run(&mut self, candidate: &Candidate, job: &Job) {
         self.free -= i64::from(job.slots);
         self.held.add(job);
+        self.kept.remove(&job.id);
         if !job.in_memory {
             self.memory_free = self.memory_free.saturating_sub(job.memory_expected);
         }
@@ -483,12 +538,21 @@ impl<'w> Table<'w> {
         self.world.rules.guarantee.slice.max(Millis::try_from(exempt).unwrap_or(Millis::MAX))
     }
 
-    /// Finds jobs that give way to `job`, so that at least `missing` slots become free.
-    fn displace(&mut self, candidate: &Candidate, job: &Job, missing: i64) -> Result<(), Reason> {
-        let found = victims::find(self.world, candidate, missing, &self.leaving, self.memory_free);
+    /// Finds jobs that give way to `job`, so that at least `missing` slots become free; among those that one that it passes
+    /// cannot have. Returns why it waits.
+    fn displace(
+        &mut self,
+        candidate: &Candidate,
+        job: &Job,
+        missing: i64,
+        passed: Option<Candidate>,
+    ) -> Reason {
+        let search = victims::Search { missing, leaving: &self.leaving, not_of: passed.as_ref() };
+        let memory_free = self.memory_for(candidate);
+        let found = victims::find(self.world, candidate, &search, memory_free);
         self.times.extend(found.later);
-        match found.chosen {
-            Some(chosen) => {
+        match (found.chosen, passed) {
+            (Some(chosen), _) => {
                 let jobs = chosen.iter().map(|(id, _)| *id).collect();
                 let slots = |id: &JobId| self.world.jobs.iter().find(|j| j.id == *id);
                 let gained: i64 = chosen
@@ -502,14 +566,15 @@ impl<'w> Table<'w> {
                     let to = Some(job.id);
                     self.plan.actions.push(Action::GiveWay { job: id, to, price });
                 }
-                Err(Reason::GivingWay { jobs })
+                Reason::GivingWay { jobs }
             }
-            None => {
+            (None, Some(passed)) => self.behind(&passed),
+            (None, None) => {
                 if self.blocked.is_none() {
                     let start = victims::planned_start(self.world, missing);
                     self.blocked = Some((candidate.clone(), start));
                 }
-                Err(Reason::Busy { jobs: found.in_the_way, until: found.later })
+                Reason::Busy { jobs: found.in_the_way, until: found.later }
             }
         }
     }

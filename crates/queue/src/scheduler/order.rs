@@ -12,8 +12,6 @@ pub(super) struct Candidate {
     pub index: usize,
     /// Whether its guarantee is due, or it was passed by one whose was.
     pub due: bool,
-    /// Whether it was: it goes before those that are due, by its level.
-    pub passed: bool,
     /// Its level.
     pub level: i64,
 }
@@ -33,7 +31,7 @@ pub(super) fn candidates(world: &World) -> (Vec<Candidate>, Vec<Candidate>) {
         } else {
             &mut others
         };
-        kind.push(Candidate { index, due: is_passed || is_due, passed: is_passed, level });
+        kind.push(Candidate { index, due: is_passed || is_due, level });
     }
     sort(world, &mut first);
     // The lowest level first: the others get their turn by their level, however many of them there are.

@@ -6,6 +6,17 @@ use super::order::{self, Candidate};
 use super::{Job, JobId, Millis, Phase, World};
 use crate::preemption::{self, Means, Pressure, Price};
 
+/// Which jobs are looked for.
+#[derive(Debug)]
+pub(super) struct Search<'s> {
+    /// How many slots they must have between them.
+    pub missing: i64,
+    /// Those that have been told to go already.
+    pub leaving: &'s [JobId],
+    /// One that is due, and cannot have them itself.
+    pub not_of: Option<&'s Candidate>,
+}
+
 /// What a search for jobs that could give way has found.
 #[derive(Debug, Default)]
 pub(super) struct Victims {
@@ -17,33 +28,26 @@ pub(super) struct Victims {
     pub later: Option<Millis>,
 }
 
-/// Finds jobs that give way to `candidate`, with `missing` slots between them: those that
+/// Finds jobs that give way to `candidate`: those that
 /// cost least for each slot, and no more than are needed. Costs are estimates: of those of about the
 /// same cost the one goes that has most left to do.
 pub(super) fn find(
     world: &World,
     candidate: &Candidate,
-    missing: i64,
-    leaving: &[JobId],
+    search: &Search<'_>,
     memory_free: u64,
 ) -> Victims {
-    let taker = &world.jobs[candidate.index];
-    let running =
-        world.jobs.iter().filter(|job| job.phase == Phase::Running && !leaving.contains(&job.id));
+    let stays = |job: &&Job| job.phase == Phase::Running && !search.leaving.contains(&job.id);
+    let running = world.jobs.iter().filter(stays);
     let mut found = Victims::default();
     let mut able: Vec<(&Job, Price)> = Vec::new();
     for job in running {
         found.in_the_way.push(job.id);
-        if !outranks(world, candidate, job) {
+        let price = may_have(world, candidate, job, memory_free);
+        let is_of = |other: &&Candidate| may_have(world, other, job, memory_free).is_some();
+        let Some(price) = price.filter(|_| search.not_of.filter(is_of).is_none()) else {
             continue;
-        }
-        let Some(price) = price_for(world, taker, job, memory_free) else { continue };
-        // A job that begins again each time that it is another's turn is never done.
-        let by_level = !candidate.due || candidate.passed;
-        let above = by_level && candidate.level > order::level(world, job);
-        if price.means == Means::Kill && !above {
-            continue;
-        }
+        };
         let from = free_from(world, candidate, job, &price);
         match done_before(world, job, &price).or((from > world.now).then_some(from)) {
             None => able.push((job, price)),
@@ -55,8 +59,18 @@ pub(super) fn find(
         let left = Reverse(job.remaining.filter(|&left| left > 0).unwrap_or(Millis::MAX));
         (order::level(world, job), each.max(1).ilog2(), left, each, Reverse(job.id))
     });
-    found.chosen = fewest(able, missing);
+    found.chosen = fewest(able, search.missing);
     found
+}
+
+/// At what price `job` gives way to the candidate, if it has to.
+fn may_have(world: &World, candidate: &Candidate, job: &Job, memory_free: u64) -> Option<Price> {
+    let taker = &world.jobs[candidate.index];
+    let price =
+        price_for(world, taker, job, memory_free).filter(|_| outranks(world, candidate, job))?;
+    // A job that begins again each time that it is another's turn is never done.
+    let is_spared = price.means == Means::Kill && !is_above(world, candidate, job);
+    (!is_spared).then_some(price)
 }
 
 /// What it costs to let `job` give way to `taker`. What that is only thought to need decides between means,
@@ -98,16 +112,19 @@ fn fewest(able: Vec<(&Job, Price)>, missing: i64) -> Option<Vec<(JobId, Price)>>
 
 /// Whether `job` has to give way to the candidate at all.
 fn outranks(world: &World, candidate: &Candidate, job: &Job) -> bool {
-    let taker = &world.jobs[candidate.index];
-    if candidate.due {
+    if candidate.due || is_above(world, candidate, job) {
         return true;
     }
-    let (of_taker, of_job) = (world.class(taker), world.class(job));
+    let of_job = world.class(job);
     let level = order::level(world, job);
-    if of_taker.preempts && of_job.preemptible && candidate.level > level {
-        return true;
-    }
     of_job.slice.is_some() && of_job.preemptible && candidate.level >= level
+}
+
+/// Whether `job` has to give way to the candidate for its level.
+fn is_above(world: &World, candidate: &Candidate, job: &Job) -> bool {
+    let taker = world.class(&world.jobs[candidate.index]);
+    let is_lower = candidate.level > order::level(world, job);
+    taker.preempts && world.class(job).preemptible && is_lower
 }
 
 /// From when on `job` can be made to give way to the candidate: not before it has run ten

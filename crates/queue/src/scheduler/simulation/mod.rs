@@ -104,9 +104,9 @@ struct State {
     done: Millis,
     saved: Millis,
     in_memory: bool,
-    /// Until when coming back takes, and when giving way is over, with its price.
+    /// Until when coming back takes, and when giving way is over.
     ready: Millis,
-    price: Option<Price>,
+    gave_way_to: Option<JobId>,
     back: Millis,
     guaranteed: Option<Millis>,
     /// For how long it stood still when it gave way, and what it has cost until it ran again.
@@ -178,7 +178,7 @@ impl Machine {
                 saved: 0,
                 in_memory: false,
                 ready: 0,
-                price: None,
+                gave_way_to: None,
                 back: 0,
                 guaranteed: None,
                 still: 0,
@@ -276,7 +276,7 @@ impl Machine {
                 state.in_memory = price.means == Means::Stop;
                 state.phase = Phase::Leaving(*to);
                 state.ready = now + away;
-                state.price = Some(*price);
+                state.gave_way_to = *to;
             }
         }
     }
@@ -322,6 +322,7 @@ impl Machine {
             deadline: task.deadline.map(|deadline| task.at + deadline),
             guaranteed: state.guaranteed,
             paid: state.paid,
+            gave_way_to: state.gave_way_to,
             in_memory: state.in_memory,
             has_images: false,
             memory_wanted: task.memory,
