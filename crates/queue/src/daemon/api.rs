@@ -513,12 +513,12 @@ impl Core {
                 self.tell_there(id, format!("signal?signal={signal}&group={group}"));
             }
             // Nobody is there to get it, and nothing of the job to do something about it.
-            Place::Starting if ends && !self.links.contains_key(&id) => {
+            Place::Starting if ends && !record.cancelled && !self.links.contains_key(&id) => {
                 self.cancel(id, signal, None);
             }
             Place::Starting | Place::Running | Place::Waking if ends => {
                 self.signalled.insert(id, (signal, files::now()));
-                self.order(id, &Order::Signal { signal, group });
+                self.pass_on(id, signal, group);
             }
             _ if ends => self.cancel(id, signal, None),
             // A process that begins may have nothing yet that takes a signal, and end by it.
@@ -530,6 +530,14 @@ impl Core {
                 self.order(id, &Order::Signal { signal, group });
             }
             _ => self.keep_signal(id, signal, group),
+        }
+    }
+
+    /// Passes a signal on to a job that runs or is about to, or keeps it until its shepherd listens.
+    pub(super) fn pass_on(&mut self, id: JobId, signal: i32, group: bool) {
+        match self.links.contains_key(&id) {
+            true => self.order(id, &Order::Signal { signal, group }),
+            false => self.keep_signal(id, signal, group),
         }
     }
 

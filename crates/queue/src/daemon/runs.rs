@@ -104,13 +104,13 @@ impl Core {
             record.started = Some(files::now());
         }
         match (phase, place) {
-            (Phase::Running, Place::Running) => {
+            (Phase::Running, Place::Running) | (Phase::Saving, _) => {
                 self.save(id, None);
                 self.pass_kept_signals(id);
             }
             (Phase::Running, _) if first => self.go(id, Place::Running, "started", json!({})),
             (Phase::Running, _) => self.runs_again(id),
-            (Phase::Stopped, Place::Stopped) | (Phase::Saving, _) => self.save(id, None),
+            (Phase::Stopped, Place::Stopped) => self.save(id, None),
             (Phase::Stopped, _) => self.go(id, Place::Stopped, "stopped", json!({})),
             (Phase::Asleep, Place::Asleep) => self.save(id, None),
             (Phase::Asleep, _) => self.go(id, Place::Asleep, "asleep", json!({})),

@@ -164,11 +164,11 @@ impl Core {
             Place::Queued => self.end(id, Exit::Signal(signal), None),
             Place::Asleep if !record.shepherd => self.end(id, Exit::Signal(signal), None),
             Place::Stopped => self.order(id, &Order::Kill),
-            _ => self.order(id, &Order::Signal { signal, group: false }),
+            _ => self.pass_on(id, signal, false),
         }
     }
 
-    /// A job that was told to end and has not is killed after a while.
+    /// A job that was told to end and has not is killed a while after it has heard that.
     fn bring_to_an_end(&mut self, id: JobId, now: Millis) {
         let Some(record) = self.live(id).filter(|job| job.place != Place::Away) else { return };
         if self.transfers.contains(&id) {
@@ -183,6 +183,13 @@ impl Core {
             Place::Queued => self.end(id, Exit::Signal(SIGTERM), None),
             Place::Asleep if !record.shepherd => self.end(id, Exit::Signal(SIGTERM), None),
             Place::Stopped | Place::Asleep => self.order(id, &Order::Kill),
+            // It is not there yet to hear it, or nobody could pass it on.
+            place
+                if matches!(place, Place::Starting | Place::Waking)
+                    || !record.signals.is_empty() =>
+            {
+                self.ending.insert(id, now);
+            }
             _ if now - since > self.config.grace => {
                 let grace = self.config.grace;
                 self.remark(
@@ -260,8 +267,12 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
+    use std::io::BufReader;
+    use std::os::unix::net::UnixStream;
+
     use super::super::config::Config;
     use super::*;
+    use crate::shepherd::message::{self, Report};
     use crate::spec::Spec;
 
     #[test]
@@ -307,6 +318,47 @@ mod tests {
             record.since = files::now() - DAY;
             core.lose(id, "its shepherd has vanished");
             assert_eq!(hours(&core), mean);
+        }
+    }
+
+    /// Orders that its shepherd was given.
+    fn orders(shepherd: &UnixStream) -> Vec<Order> {
+        shepherd.set_nonblocking(true).unwrap();
+        let mut reader = BufReader::new(shepherd);
+        std::iter::from_fn(|| message::receive(&mut reader).ok().flatten()).collect()
+    }
+
+    /// It may take longer to come back than a job has time to end.
+    #[test]
+    fn who_is_brought_back_hears_that_it_is_to_end_before_it_is_killed() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("jobs")).unwrap();
+        let mut core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
+        let (grace, now) = (core.config.grace, files::now());
+        let term = Order::Signal { signal: SIGTERM, group: false };
+        // With a shepherd that brings it back, and with one that was not met yet.
+        for place in [Place::Waking, Place::Starting] {
+            let spec = Spec { command: vec!["x".into()], dir: "/".into(), ..Spec::default() };
+            let id = core.submit(spec, None).unwrap();
+            let record = core.jobs.get_mut(&id).unwrap();
+            (record.place, record.run, record.shepherd, record.durable) = (place, 1, true, Some(1));
+            let (ours, shepherd) = UnixStream::pair().unwrap();
+            let mut heard = Vec::new();
+            if place == Place::Waking {
+                core.connected(id, 1, ours.try_clone().unwrap());
+            }
+            core.cancel(id, SIGTERM, None);
+            core.bring_to_an_end(id, now + 2 * grace);
+            core.connected(id, 1, ours);
+            core.bring_to_an_end(id, now + 4 * grace);
+            heard.extend(orders(&shepherd));
+            core.report(id, 1, Report::Restored { took_us: 1 });
+            heard.extend(orders(&shepherd));
+            assert_eq!(heard, std::slice::from_ref(&term), "{place:?}");
+            core.bring_to_an_end(id, now + 5 * grace);
+            assert_eq!(orders(&shepherd), [], "it has time to end");
+            core.bring_to_an_end(id, now + 5 * grace + 1);
+            assert_eq!(orders(&shepherd), [Order::Kill]);
         }
     }
 }

@@ -34,11 +34,7 @@ impl Shepherd {
             ) => self.save(seq, keep, rounds, deep, style),
             (Order::Restore, Phase::Asleep) => self.wake(false),
             (Order::PreemptCommand { timeout }, Phase::Running) => self.vacate(timeout),
-            (Order::Kill, _) => {
-                self.exit = Some(Exit::Signal(Signal::KILL.as_raw()));
-                self.phase = Phase::Running;
-                self.vacating = None;
-            }
+            (Order::Kill, _) => self.kill(),
             (order, Phase::Saving) => self.deferred = Some(order),
             _ => self.tell_state(),
         }
@@ -49,10 +45,19 @@ impl Shepherd {
         self.tell(&Report::State { job, run, phase, checkpoint: self.checkpoint });
     }
 
+    fn kill(&mut self) {
+        self.exit = Some(Exit::Signal(Signal::KILL.as_raw()));
+        self.phase = Phase::Running;
+        self.vacating = None;
+    }
+
     fn signal(&mut self, number: i32, group: bool) {
         if self.phase == Phase::Waking {
-            // Its process is not there, or not all of it.
-            return self.signals.push((number, group));
+            // Its process is not there, or not all of it. To be killed none need be.
+            return match number == Signal::KILL.as_raw() {
+                true => self.kill(),
+                false => self.signals.push((number, group)),
+            };
         }
         let (Some(pid), Some(signal)) = (Pid::from_raw(self.root), Signal::from_named_raw(number))
         else {
@@ -165,9 +170,7 @@ impl Shepherd {
             }
             SaveEnd::Lost => {
                 self.lost = true;
-                self.exit = Some(Exit::Signal(Signal::KILL.as_raw()));
-                self.phase = Phase::Running;
-                self.vacating = None;
+                self.kill();
             }
             SaveEnd::Failed { refused, text } => {
                 self.back_from_saving();
