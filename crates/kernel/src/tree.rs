@@ -26,6 +26,9 @@ pub type Id = (u64, u64);
 /// Names and values of extended attributes.
 pub type Attributes = Vec<(Vec<u8>, Vec<u8>)>;
 
+/// Names of extended attributes that this process is not shown, and why not.
+pub type KeptBack = Vec<(Vec<u8>, Errno)>;
+
 /// A tree of files, by its root.
 #[derive(Debug)]
 pub struct Tree {
@@ -190,6 +193,16 @@ pub fn is_gone(errno: Errno) -> bool {
 /// # Errors
 /// If the file system does not list them or show one, for another reason than that it has none.
 pub fn attributes(file: impl AsFd) -> Result<Attributes> {
+    let (shown, kept_back) = attributes_shown(file)?;
+    kept_back.first().map_or(Ok(shown), |(_, errno)| Err(*errno))
+}
+
+/// The extended attributes of a file or directory that this process is shown; and the names of those that it is not, each
+/// with the reason.
+///
+/// # Errors
+/// If the file system does not list them, for another reason than that it has none.
+pub fn attributes_shown(file: impl AsFd) -> Result<(Attributes, KeptBack)> {
     let mut names = vec![0; MAX_ATTRIBUTE];
     let len = match flistxattr(&file, &mut names[..]) {
         Ok(len) => len,
@@ -197,16 +210,16 @@ pub fn attributes(file: impl AsFd) -> Result<Attributes> {
         Err(Errno::NOTSUP) => 0,
         Err(errno) => return Err(errno),
     };
-    let mut all = Vec::new();
+    let (mut shown, mut kept_back) = (Vec::new(), Vec::new());
     for name in names[..len].split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
         let mut value = vec![0; MAX_ATTRIBUTE];
         match fgetxattr(&file, name, &mut value[..]) {
-            Ok(len) => all.push((name.to_vec(), value[..len].to_vec())),
+            Ok(len) => shown.push((name.to_vec(), value[..len].to_vec())),
             Err(Errno::NODATA) => {}
-            Err(errno) => return Err(errno),
+            Err(errno) => kept_back.push((name.to_vec(), errno)),
         }
     }
-    Ok(all)
+    Ok((shown, kept_back))
 }
 
 #[cfg(test)]

@@ -58,13 +58,16 @@ pub(crate) fn snapshot(from: &Path, before: Option<&Path>, to: &Path) -> io::Res
     fs::DirBuilder::new().mode(0o700).create(to)?;
     let before = before.and_then(|before| Top::at(before).ok());
     let root = Top::at(to)?;
-    Copy { from, walk, before, to: root, making: Making::of(to, Manner::AsItIs, &mut |_| Ok(())) }
-        .all()
+    let mut quiet = |_| Ok(());
+    let making = Making::of(to, Manner::AsItIs, &mut quiet);
+    // Nothing is left out of such a copy.
+    Copy { from, walk, before, to: root, making }.all().map(drop)
 }
 
 /// Copies a directory, or something else, with the rights of this process. A directory that is there already gets what is
 /// in the other one besides what it has; files that are there are replaced, each when its copy is whole. What was not there
 /// is there when all of it is copied, or not at all; directories that it is to lie in are made. `copied` is told from time to time.
+/// Returns a sentence about extended attributes that could not be read, which the copy is without.
 ///
 /// # Errors
 /// If a file cannot be read, copied or replaced (named in the error), is mounted there, or `copied` fails. A directory that
@@ -74,7 +77,7 @@ pub(crate) fn for_user(
     from: &Path,
     to: &Path,
     copied: &mut dyn FnMut(Copied) -> io::Result<()>,
-) -> io::Result<()> {
+) -> io::Result<Option<String>> {
     let random = torpor_seal::secret::random().map_err(io::Error::other)?;
     let beside = format!(".torpor-{:032x}", u128::from_le_bytes(random));
     let meta = fs::symlink_metadata(from).map_err(|e| named(from, &e))?;
@@ -97,7 +100,11 @@ pub(crate) fn for_user(
     let place = to.with_file_name(&beside);
     let made = fs::DirBuilder::new().mode(0o700).create(&place);
     let made = made.map_err(|e| named(to, &e)).and_then(|()| whole(&place));
-    made.and_then(|()| fs::rename(&place, to).map_err(|e| named(to, &e))).inspect_err(|_| {
+    let put = |left_out| match fs::rename(&place, to) {
+        Ok(()) => Ok(left_out),
+        Err(e) => Err(named(to, &e)),
+    };
+    made.and_then(put).inspect_err(|_| {
         let _ = open_up(&place);
         let _ = files::remove_trees(&[&place]);
     })
@@ -122,7 +129,7 @@ fn alone<'p>(
     to: &'p Path,
     beside: &str,
     copied: &mut dyn FnMut(Copied) -> io::Result<()>,
-) -> io::Result<()> {
+) -> io::Result<Option<String>> {
     let place = |path: &'p Path| match (path.parent(), path.file_name()) {
         (Some(dir), Some(name)) => Ok((dir, Path::new(name))),
         _ => Err(io::Error::other(format!("{} has no name", path.display()))),
@@ -142,7 +149,8 @@ fn alone<'p>(
     }
     let mut making = Making::of(target, Manner::ForUser { beside: beside.to_owned() }, copied);
     let place = Place { from: source, way: &way, dir, before: None, to: at };
-    place.entry(&entry, own, &root, &mut making)
+    place.entry(&entry, own, &root, &mut making)?;
+    Ok(making.left_out.sentence())
 }
 
 /// How a copy is made.
@@ -164,6 +172,7 @@ struct Making<'m> {
     so_far: Copied,
     /// What keeps something of its own that it was to be given.
     undressed: Option<io::Error>,
+    left_out: LeftOut,
     copied: &'m mut dyn FnMut(Copied) -> io::Result<()>,
 }
 
@@ -174,7 +183,8 @@ impl<'m> Making<'m> {
         copied: &'m mut dyn FnMut(Copied) -> io::Result<()>,
     ) -> Self {
         let (names, so_far) = (Names::default(), Copied::default());
-        Self { at, manner, names, so_far, undressed: None, copied }
+        let left_out = LeftOut::default();
+        Self { at, manner, names, so_far, undressed: None, left_out, copied }
     }
 
     /// Makes something that has this name then.
@@ -222,20 +232,26 @@ impl<'m> Making<'m> {
         (self.copied)(self.so_far)
     }
 
-    /// Gives a copy all that its original has beside the content, or what this user may give.
-    fn dress(&self, to: &File, original: &File) -> io::Result<()> {
+    /// Gives a copy all that its original has beside the content, or what this user may give. `name` says what it is called.
+    fn dress(
+        &mut self,
+        to: &File,
+        original: &File,
+        name: impl FnOnce() -> String,
+    ) -> io::Result<()> {
         let marks = Marks::of(&original.metadata()?);
-        match self.manner {
-            Manner::AsItIs => marks.give(to, &marks::attributes(original)?),
-            Manner::ForUser { .. } => {
-                marks.give_what_may_be(to, &marks::attributes_to_give(original)?)
-            }
+        if matches!(self.manner, Manner::AsItIs) {
+            return marks.give(to, &marks::attributes(original)?);
         }
+        let (attributes, kept_back) = marks::attributes_to_give(original)?;
+        self.left_out.note(kept_back, name);
+        marks.give_what_may_be(to, &attributes)
     }
 
     /// The same for a directory. One that was there may be somebody else's: then it stays as it is, and the rest is copied.
     fn dress_dir(&mut self, to: &File, original: &File, way: &Way) -> io::Result<()> {
-        let Err(e) = self.dress(to, original) else { return Ok(()) };
+        let dressed = self.dress(to, original, || way.shown(Path::new(".")));
+        let Err(e) = dressed else { return Ok(()) };
         let is_refused = e.raw_os_error() == Some(Errno::PERM.raw_os_error());
         let is_foreign = is_refused && to.metadata()?.uid() != geteuid().as_raw();
         let is_for_user = matches!(self.manner, Manner::ForUser { .. });
@@ -251,6 +267,31 @@ impl<'m> Making<'m> {
     /// Says of what it was not possible in the copy.
     fn failed(&self, way: &Way, name: &Path, error: &io::Error) -> io::Error {
         io::Error::new(error.kind(), format!("{}: {error}", way.to(name).shown(self.at)))
+    }
+}
+
+/// What a copy is without.
+#[derive(Debug, Default)]
+struct LeftOut {
+    first: Option<String>,
+    /// How many files and directories lack something.
+    count: u64,
+}
+
+impl LeftOut {
+    /// Notes what a file lacks that has this name.
+    fn note(&mut self, lacks: Option<String>, name: impl FnOnce() -> String) {
+        let Some(lacks) = lacks else { return };
+        self.count += 1;
+        self.first.get_or_insert_with(|| format!("{}: {lacks}", name()));
+    }
+
+    fn sentence(self) -> Option<String> {
+        let first = self.first?;
+        Some(match self.count {
+            1 => first,
+            count => format!("{first}, and some of {} others", count - 1),
+        })
     }
 }
 
@@ -327,7 +368,8 @@ struct Place<'p> {
 }
 
 impl Copy<'_> {
-    fn all(mut self) -> io::Result<()> {
+    /// Makes it; returns a sentence about what it is without.
+    fn all(mut self) -> io::Result<Option<String>> {
         let own = tree::id(&self.to.dir(&Way::default())?.metadata()?);
         while let Some(step) = self.walk.step() {
             let dir = self.walk.dir();
@@ -349,7 +391,7 @@ impl Copy<'_> {
             let below = place.copy(&self.to, own, &mut self.making)?;
             below.iter().for_each(|name| self.walk.descend(name));
         }
-        self.making.undressed.map_or(Ok(()), Err)
+        self.making.undressed.map_or(Ok(self.making.left_out.sentence()), Err)
     }
 }
 
@@ -404,7 +446,7 @@ impl Place<'_> {
             let made = making.put(to, own, |making, name| {
                 let copy = marks::make_file(to, name)?;
                 making.fill(&file, &copy)?;
-                making.dress(&copy, &file)
+                making.dress(&copy, &file, || self.way.to(own).shown(Path::new(".")))
             });
             made.inspect(|()| making.names.note(self.way, own, meta))
         } else if meta.file_type().is_fifo() {
@@ -907,6 +949,46 @@ mod tests {
         let failed = as_user(|| for_user(&from, &to.join("new"), &mut { full })).unwrap_err();
         assert_eq!(failed.kind(), io::ErrorKind::StorageFull);
         assert_eq!(fs::read_dir(&to).unwrap().count(), 0);
+    }
+
+    /// The others are copied. Whoever looks for the one that is missing must know that it was there.
+    #[test]
+    fn an_attribute_that_may_not_be_read_is_left_out_by_its_name() {
+        let (dir, work) = scene();
+        let (from, to) = (work.join("sub/file"), dir.path().join("copy"));
+        // Both are given by the owner, but only what has the name of a user's is kept from whoever may not read the file.
+        let (acl, note, flags) =
+            ("system.posix_acl_access", "user.note", rustix::fs::XattrFlags::empty());
+        let entry = |tag: u16, mode: u16, id: u32| {
+            [&tag.to_le_bytes()[..], &mode.to_le_bytes(), &id.to_le_bytes()].concat()
+        };
+        let nobody = u32::MAX;
+        let all =
+            [(1, 0, nobody), (2, 4, USER + 1), (4, 0, nobody), (16, 4, nobody), (32, 0, nobody)];
+        let all = all.map(|(tag, mode, id)| entry(tag, mode, id)).concat();
+        let value = [&2_u32.to_le_bytes()[..], &all].concat();
+        rustix::fs::lsetxattr(&from, note, b"text", flags).unwrap();
+        rustix::fs::lsetxattr(&from, acl, &value, flags).unwrap();
+        let (file, copy) = (File::open(&from).unwrap(), File::create(&to).unwrap());
+        for path in [&from, &to] {
+            chown(path, Some(USER), None).unwrap();
+        }
+        let manner = || Manner::ForUser { beside: "beside".to_owned() };
+        let left_out = as_user(|| {
+            let mut quiet = |_| Ok(());
+            let mut making = Making::of(Path::new("/"), manner(), &mut quiet);
+            for name in ["./a", "./b", "./c"] {
+                making.dress(&copy, &file, || name.to_owned()).unwrap();
+            }
+            making.left_out.sentence()
+        });
+        let why = "user.note (Permission denied (os error 13))";
+        let expected =
+            format!("./a: extended attributes are left out: {why}, and some of 2 others");
+        assert_eq!(left_out, Some(expected));
+        let found = marks::attributes(&copy).unwrap();
+        assert_eq!(found, [(acl.as_bytes().to_vec(), value)]);
+        assert_eq!(for_user(&from, &dir.path().join("other"), &mut |_| Ok(())).unwrap(), None);
     }
 
     #[test]

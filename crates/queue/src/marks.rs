@@ -83,23 +83,36 @@ pub(crate) fn time((seconds, nanoseconds): (i64, i64)) -> Timespec {
 /// # Errors
 /// If the attributes cannot be read.
 pub(crate) fn attributes(file: &File) -> io::Result<Attributes> {
-    let mut all = tree::attributes(file)?;
+    Ok(but_of_layers(tree::attributes(file)?))
+}
+
+/// The same for a copy that gets what this process [may give](Marks::give_what_may_be): those that it may read, and what
+/// there is to say about the others.
+///
+/// # Errors
+/// If it cannot be told which there are.
+pub(crate) fn attributes_to_give(file: &File) -> io::Result<(Attributes, Option<String>)> {
+    let (all, kept_back) = match tree::attributes_shown(file) {
+        // Not even their names can be read.
+        Err(errno @ (Errno::ACCESS | Errno::PERM | Errno::RANGE)) => {
+            let text = format!("extended attributes are left out: {}", io::Error::from(errno));
+            return Ok((Attributes::new(), Some(text)));
+        }
+        shown => shown?,
+    };
+    let named = |(name, errno): &(Vec<u8>, Errno)| {
+        format!("{} ({})", String::from_utf8_lossy(name), io::Error::from(*errno))
+    };
+    let names: Vec<String> = kept_back.iter().map(named).collect();
+    let text = format!("extended attributes are left out: {}", names.join(", "));
+    Ok((but_of_layers(all), (!names.is_empty()).then_some(text)))
+}
+
+fn but_of_layers(mut all: Attributes) -> Attributes {
     all.retain(|(name, _)| {
         ![&b"trusted.overlay.origin"[..], b"trusted.overlay.impure"].contains(&name.as_slice())
     });
-    Ok(all)
-}
-
-/// The same for a copy that gets what this process [may give](Marks::give_what_may_be): none, where it may not read them, or
-/// one is too long.
-///
-/// # Errors
-/// If the attributes cannot be read for another reason.
-pub(crate) fn attributes_to_give(file: &File) -> io::Result<Attributes> {
-    attributes(file).or_else(|e| match Errno::from_io_error(&e) {
-        Some(Errno::ACCESS | Errno::PERM | Errno::RANGE) => Ok(Attributes::new()),
-        _ => Err(e),
-    })
+    all
 }
 
 /// Whether this marks, in the upper directory of an overlay, that there is nothing.

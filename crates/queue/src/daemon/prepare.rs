@@ -34,8 +34,8 @@ pub(super) enum Preparation {
 
 /// What came of it.
 enum Prepared {
-    /// All that can be done is.
-    Ready,
+    /// All that can be done is; what there is to say about it.
+    Ready(Option<String>),
     /// There is no such program, as its standard error says.
     NotFound,
 }
@@ -91,7 +91,10 @@ impl Core {
             return;
         };
         match prepared {
-            Ok(Prepared::Ready) => {
+            Ok(Prepared::Ready(remark)) => {
+                if let Some(text) = remark {
+                    record.remark(&text);
+                }
                 self.preparations.insert(id, Preparation::Done);
                 self.save(id, Some(("prepared", json!({}))));
             }
@@ -114,8 +117,7 @@ fn carry_out(dir: &JobDir, spec: &Spec, is_new: bool) -> io::Result<Prepared> {
         err.write_all(shepherd::not_found(program).as_bytes())?;
         return Ok(Prepared::NotFound);
     }
-    shepherd::prepare(dir, spec)?;
-    Ok(Prepared::Ready)
+    Ok(Prepared::Ready(shepherd::prepare(dir, spec)?))
 }
 
 /// Whether there is no such program where exec(3) would look for it.

@@ -59,6 +59,7 @@ impl Core {
             }
             Report::NotRestored { text, damaged: None } => self.not_restored(id, &text),
             Report::NotVacated { text } => self.not_saved(id, false, &text),
+            Report::Remark { text } => self.remark(id, &text),
             Report::BroughtBack { names } => {
                 let names = names.into_iter().collect::<Vec<_>>().join(", ");
                 self.remark(id, &format!("it left its cgroup and was brought back: {names}"));

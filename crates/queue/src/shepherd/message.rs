@@ -230,6 +230,11 @@ pub(crate) enum Report {
         #[serde(default)]
         damaged: Option<u64>,
     },
+    /// There is something to say about the job.
+    Remark {
+        /// What.
+        text: String,
+    },
     /// Processes of the job had gone to other cgroups, and were brought back.
     BroughtBack {
         /// What they are called.

@@ -31,19 +31,20 @@ const BEAT: Duration = Duration::from_secs(1);
 const STALE: Duration = Duration::from_secs(60);
 
 /// Does what can be done for a job before it is started: its own directory is made, and it is looked up
-/// what its container is made of.
+/// what its container is made of. Returns a sentence about what the copy of its input is without.
 ///
 /// # Errors
 /// If the input cannot be read, or there is no such container.
-pub(crate) fn prepare(dir: &JobDir, spec: &Spec) -> io::Result<()> {
+pub(crate) fn prepare(dir: &JobDir, spec: &Spec) -> io::Result<Option<String>> {
     Container::look_up(dir, spec)?;
-    let Some(input) = &spec.input else { return Ok(()) };
+    let Some(input) = &spec.input else { return Ok(None) };
     // Another daemon may have been killed while it did that.
     let place = dir.path().join(format!("ready-{}-{}", std::process::id(), files::now()));
-    copy_input(dir, spec, input, &place)?;
+    let left_out = copy_input(dir, spec, input, &place)?;
     let ready = ready(dir);
     let _ = files::remove_trees(&[&ready]);
-    fs::rename(&place, ready).inspect_err(|_| drop(files::remove_trees(&[place])))
+    fs::rename(&place, ready).inspect_err(|_| drop(files::remove_trees(&[place])))?;
+    Ok(left_out)
 }
 
 /// The job's own directory before it has started, if that was prepared. It is on no stable storage: what was
@@ -70,25 +71,27 @@ pub(crate) fn unprepare(dir: &JobDir) {
     let _ = files::remove_trees(&gone);
 }
 
-/// Makes a job's own directory, if it is to have one: the one that was prepared, or a new one.
+/// Makes a job's own directory, if it is to have one: the one that was prepared, or a new one. Returns a sentence about
+/// what a new one is without.
 ///
 /// # Errors
 /// If the input cannot be read.
-pub(super) fn create(dir: &JobDir, spec: &Spec) -> io::Result<()> {
-    let Some(input) = &spec.input else { return Ok(()) };
+pub(super) fn create(dir: &JobDir, spec: &Spec) -> io::Result<Option<String>> {
+    let Some(input) = &spec.input else { return Ok(None) };
     let work = dir.work();
     let _ = files::remove_trees(&[&work]);
     match fs::rename(ready(dir), &work) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => copy_input(dir, spec, input, &work),
-        done => done,
+        done => done.map(|()| None),
     }
 }
 
-fn copy_input(dir: &JobDir, spec: &Spec, input: &Path, to: &Path) -> io::Result<()> {
+fn copy_input(dir: &JobDir, spec: &Spec, input: &Path, to: &Path) -> io::Result<Option<String>> {
     fs::create_dir(to)?;
     chown(to, Some(spec.user.uid), Some(spec.user.gid))?;
     let copied = copy_as_user(dir, What::Input, &input.join("."), to);
-    copied.inspect_err(|_| drop(files::remove_trees(&[to])))
+    let left_out = copied.inspect_err(|_| drop(files::remove_trees(&[to])))?;
+    Ok(left_out.map(|text| format!("input {}: {text}", input.display())))
 }
 
 /// Shows the job its own directory, if it has one, at the place that is the same everywhere.
@@ -104,12 +107,13 @@ pub(super) fn show(dir: &JobDir) -> io::Result<()> {
     Ok(())
 }
 
-/// Copies artefacts to where the job was submitted; returns what could not be copied.
+/// Copies artefacts to where the job was submitted; returns what could not be copied, or not with all that it has.
 pub(super) fn hand_over(dir: &JobDir, spec: &Spec) -> Vec<String> {
     let copy = |path: &AnyPath| {
         let (from, to) = (dir.work().join(path), spec.dir.join(path));
         let copied = copy_as_user(dir, What::Artefact, &from, &to);
-        copied.err().map(|e| format!("artefact {}: {e}", path.display()))
+        let text = copied.unwrap_or_else(|e| Some(e.to_string()))?;
+        Some(format!("artefact {}: {text}", path.display()))
     };
     spec.artefacts.iter().filter_map(copy).collect()
 }
@@ -141,8 +145,8 @@ pub(crate) fn progress(dir: &JobDir) -> Option<Progress> {
     if is_stale { None } else { serde_json::from_slice(&fs::read(path).ok()?).ok() }
 }
 
-/// Copies something by a process that is the job's user.
-fn copy_as_user(dir: &JobDir, what: What, from: &Path, to: &Path) -> io::Result<()> {
+/// Copies something by a process that is the job's user; returns a sentence about what the copy is without.
+fn copy_as_user(dir: &JobDir, what: What, from: &Path, to: &Path) -> io::Result<Option<String>> {
     let mut child = Command::new("/proc/self/exe")
         .args(["queue", COPY, "--"])
         .args([dir.path(), from, to])
@@ -155,10 +159,12 @@ fn copy_as_user(dir: &JobDir, what: What, from: &Path, to: &Path) -> io::Result<
     let heard = child.stderr.take().map_or(Ok(0), |mut stderr| stderr.read_to_string(&mut said));
     let status = child.wait();
     let _ = fs::remove_file(dir.copying());
-    match status? {
-        status if status.success() => heard.map(drop),
-        status if said.is_empty() => Err(io::Error::other(format!("the copy ended with {status}"))),
-        _ => Err(io::Error::other(said.trim().to_owned())),
+    let status = status?;
+    let said = said.trim().to_owned();
+    match (status.success(), said.is_empty()) {
+        (true, is_whole) => heard.map(|_| (!is_whole).then_some(said)),
+        (false, true) => Err(io::Error::other(format!("the copy ended with {status}"))),
+        (false, false) => Err(io::Error::other(said)),
     }
 }
 
@@ -173,7 +179,8 @@ fn note_progress(dir: &JobDir, what: What, told: impl Read) {
     }
 }
 
-/// The hidden subcommand: becomes the user of the job in `dir`, copies, and tells how far that is.
+/// The hidden subcommand: becomes the user of the job in `dir`, copies, and tells how far that is; on standard error what
+/// the copy is without, or why there is none.
 pub(crate) fn copy(dir: PathBuf, from: &Path, to: &Path) -> ExitCode {
     let dir = JobDir::at(dir);
     let user = super::read_spec(&dir).map_err(|e| format!("read the job: {e}")).and_then(|spec| {
@@ -181,7 +188,10 @@ pub(crate) fn copy(dir: PathBuf, from: &Path, to: &Path) -> ExitCode {
     });
     let copied = user.and_then(|()| copy_and_tell(from, to).map_err(|e| e.to_string()));
     match copied {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(left_out) => {
+            left_out.into_iter().for_each(|text| tell!("{text}"));
+            ExitCode::SUCCESS
+        }
         Err(text) => {
             tell!("{text}");
             ExitCode::FAILURE
@@ -189,7 +199,7 @@ pub(crate) fn copy(dir: PathBuf, from: &Path, to: &Path) -> ExitCode {
     }
 }
 
-fn copy_and_tell(from: &Path, to: &Path) -> io::Result<()> {
+fn copy_and_tell(from: &Path, to: &Path) -> io::Result<Option<String>> {
     let mut last = Instant::now();
     copy::for_user(from, to, &mut |Copied { bytes, files }| {
         if last.elapsed() < BEAT {
