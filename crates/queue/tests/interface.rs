@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -422,6 +423,31 @@ fn over_the_network_a_token_and_a_certificate_are_needed() {
         .output()
         .unwrap();
     assert!(String::from_utf8_lossy(&refused.stderr).contains("without TLS"));
+}
+
+#[test]
+fn a_daemon_says_where_it_listens() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut daemon = Command::new(common::torpor())
+        .args(["queue", "serve", "--data", "data", "--listen", "unix:socket"])
+        .args(["--listen", "http://127.0.0.1:0"])
+        .current_dir(dir.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let said = BufReader::new(daemon.stdout.take().unwrap());
+    let said: Vec<String> = said.lines().take(2).map(Result::unwrap).collect();
+    let ask = |line: &String, at: &str| {
+        let address = line.strip_prefix(&format!("Listening at {at}; clients find it by "));
+        let (name, address) = address.and_then(|rest| rest.split_once('=')).unwrap();
+        Command::new(common::torpor()).args(["queue", "list"]).env(name, address).output().unwrap()
+    };
+    let (by_path, by_port) = (ask(&said[0], "unix:socket"), ask(&said[1], "http://127.0.0.1:0"));
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    assert!(by_path.status.success(), "{said:?}: {}", shown(&by_path));
+    assert!(shown(&by_port).contains("token is needed"), "{said:?}: {}", shown(&by_port));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -42,7 +42,8 @@ pub(crate) struct Tls {
     pub authority: Option<PathBuf>,
 }
 
-/// Listens at an address, on a thread of its own.
+/// Listens at an address, on a thread of its own. Returns the one by which clients find it: the path of a socket from the
+/// root, and the port that was free.
 ///
 /// # Errors
 /// If that cannot be, or must not.
@@ -51,10 +52,13 @@ pub(super) fn listen(
     queue: &Arc<Queue>,
     tokens: &Arc<Tokens>,
     tls: Option<&Tls>,
-) -> io::Result<()> {
+) -> io::Result<Address> {
     let door = Door { queue: Arc::clone(queue), tokens: Arc::clone(tokens), open: Arc::default() };
     match address {
-        Address::Unix(path) => door.listen_unix(path),
+        Address::Unix(path) => {
+            door.listen_unix(path)?;
+            Ok(Address::Unix(std::path::absolute(path)?))
+        }
         Address::Plain(place) => {
             let listener = TcpListener::bind(place)?;
             if !listener.local_addr()?.ip().is_loopback() {
@@ -62,17 +66,32 @@ pub(super) fn listen(
                     "without TLS only this machine may ask: use https://, --tls-cert and --tls-key",
                 ));
             }
+            let found = listener.local_addr()?.to_string();
             door.listen_tcp(listener, None);
-            Ok(())
+            Ok(Address::Plain(found))
         }
         Address::Secure(place) => {
             let Some(tls) = tls else {
                 return Err(io::Error::other("https needs --tls-cert and --tls-key"));
             };
-            door.listen_tcp(TcpListener::bind(place)?, Some(server_config(tls)?));
-            Ok(())
+            let listener = TcpListener::bind(place)?;
+            let found = named(place, listener.local_addr()?);
+            door.listen_tcp(listener, Some(server_config(tls)?));
+            Ok(Address::Secure(found))
         }
     }
+}
+
+/// How clients name a place where this machine listens: by the name that was given, which the certificate is for, or by that
+/// of the machine where it listens at all of its addresses.
+fn named(place: &str, bound: SocketAddr) -> String {
+    let given = place.rsplit_once(':').map_or(place, |(host, _)| host);
+    let uname = rustix::system::uname();
+    let host = match bound.ip().is_unspecified() {
+        true => uname.nodename().to_str().unwrap_or(given),
+        false => given,
+    };
+    format!("{host}:{}", bound.port())
 }
 
 fn server_config(tls: &Tls) -> io::Result<Arc<rustls::ServerConfig>> {
@@ -279,4 +298,19 @@ pub(super) fn tell_service_manager(state: &str) {
             .and_then(|address| socket.send_to_addr(state.as_bytes(), &address)),
         None => socket.send_to(state.as_bytes(), &path),
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_has_the_name_that_its_certificate_is_for() {
+        let named = |place: &str, bound: &str| named(place, bound.parse().unwrap());
+        assert_eq!(named("ci.example:0", "192.0.2.1:7777"), "ci.example:7777");
+        assert_eq!(named("[::1]:7777", "[::1]:7777"), "[::1]:7777");
+        let own = rustix::system::uname().nodename().to_str().unwrap().to_owned() + ":7777";
+        assert_eq!(named("0.0.0.0:7777", "0.0.0.0:7777"), own);
+        assert_eq!(named("[::]:7777", "[::]:7777"), own);
+    }
 }

@@ -93,8 +93,12 @@ pub(crate) fn serve(setup: Setup) -> Result<(), String> {
     lease::keep(&queue);
     let tokens = Arc::new(tokens);
     for address in &listen {
-        listen::listen(address, &queue, &tokens, tls.as_ref())
+        let found = listen::listen(address, &queue, &tokens, tls.as_ref())
             .map_err(|e| format!("listen on {address}: {e}"))?;
+        // Nobody may read it.
+        let _ = crate::say::line(format_args!(
+            "Listening at {address}; clients find it by TORPOR_QUEUE={found}"
+        ));
     }
     listen::tell_service_manager("READY=1");
     loop {
