@@ -42,12 +42,15 @@ fn asked_as(
 ) -> String {
     let header = format!("Authorization: Bearer {}", token(cluster, node, which));
     let file = cluster.place.path().join(shown).join("torpor/agent.pem").display().to_string();
-    // What comes back is all that counts here: the certificate is the server's own.
-    let mut words = vec!["curl", "-sk", "-X", method, "-d", "{}", "-H", &header, url];
+    // What comes back is all that counts here: the certificate is the server's own. By HTTP/2 a kubelet resets the stream of
+    // whoever it refuses before it has read what was sent, and curl then loses the answer now and then.
+    let mut words = vec!["curl", "-sSk", "--http1.1", "-X", method, "-d", "{}", "-H", &header, url];
     if !shown.is_empty() {
         words.extend(["--cert", &file]);
     }
-    String::from_utf8_lossy(&cluster.inside(&words).stdout).into_owned()
+    let said = cluster.inside(&words);
+    // Why there was no answer.
+    String::from_utf8_lossy(&[said.stdout, said.stderr].concat()).into_owned()
 }
 
 fn refused(said: Result<String, String>, expected: &str) {
