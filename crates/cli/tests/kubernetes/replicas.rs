@@ -84,9 +84,11 @@ impl Replica {
     }
 }
 
-/// How many replicas of each of three owners give way to one urgent pod, if `TORPOR_REPLICAS` says nothing else. A node
-/// has room for 109 pods beside it (`maxPods` of the kubelet): 36 of each.
-const MANY: u64 = 10;
+/// How many replicas of each of three owners give way to one urgent pod, if `TORPOR_REPLICAS` says nothing else: a hundred in
+/// all. A node has room for 109 pods beside it (`maxPods` of the kubelet): 36 of each.
+const MANY: u64 = 34;
+/// How many of each owner the usual limits are for.
+const USUAL: u64 = 10;
 
 /// Replicas of each owner that give way at once.
 #[derive(Debug, Clone, Copy)]
@@ -100,7 +102,7 @@ struct Many {
 impl Many {
     fn given() -> Self {
         let count = given("TORPOR_REPLICAS").unwrap_or(MANY);
-        let times = u32::try_from(count.div_ceil(MANY)).unwrap();
+        let times = u32::try_from(count.div_ceil(USUAL)).unwrap();
         Self { count: usize::try_from(count).unwrap(), times }
     }
 
