@@ -12,8 +12,8 @@ use crate::api::GROUP;
 use crate::checkpoint::{claimed_by, is_in_progress, is_ready, objection, path, replica};
 use crate::error::{Context, Error, Result};
 use crate::pod::{
-    GATE, RESTORE_FROM, RESTORE_REQUEST, Replica, annotation, condition, is_gated, is_name,
-    is_ours, revision, text,
+    CONNECTIONS, GATE, RESTORE_FROM, RESTORE_REQUEST, Replica, annotation, condition, is_gated,
+    is_name, is_ours, revision, text,
 };
 
 /// The name that the program is called by.
@@ -354,7 +354,7 @@ fn of_checkpoint(pod: &Value, one: &Value) -> Vec<String> {
     for told in one["status"]["restoredContainers"].as_array().into_iter().flatten() {
         let name = text(told, "/name");
         lines.push(match told["restored"] == true {
-            true => format!("{name}: restored"),
+            true => format!("{name}: restored; {CONNECTIONS}"),
             false => format!("{name}: started cold: {}", text(told, "/message")),
         });
     }
@@ -380,11 +380,15 @@ mod tests {
             "metadata": { "namespace": "a", "name": "c" },
             "status": {
                 "ownerUID": "o", "index": "",
-                "restoredContainers": [{ "name": "x", "restored": false, "message": "no" }],
+                "restoredContainers": [
+                    { "name": "x", "restored": false, "message": "no" },
+                    { "name": "y", "restored": true },
+                ],
             },
         });
         let lines = account(&pod, &[one]).join("\n");
         assert!(lines.contains("x: started cold: no") && lines.contains("not claimed"), "{lines}");
+        assert!(lines.contains(&format!("y: restored; {CONNECTIONS}")), "{lines}");
     }
 
     #[test]

@@ -30,6 +30,9 @@ pub const RESTORE_POLICY: &str = "torpor.dev/restore-policy";
 /// When the memory of a pod that continues from a checkpoint of another node comes: before it does, or `OnDemand`, while it runs.
 pub const RESTORE_MEMORY: &str = "torpor.dev/restore-memory";
 
+/// What everybody is told whose pod goes on elsewhere, or later.
+pub const CONNECTIONS: &str = "established connections were closed: the pod has another address";
+
 /// Which replica of whom a pod is.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Replica {

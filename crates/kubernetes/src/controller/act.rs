@@ -16,7 +16,7 @@ use crate::checkpoint::{
 use crate::error::Result;
 use crate::event::{self, Kind};
 use crate::pod::{
-    GATE, LOST_WORK, RESTORE_FROM, RESTORE_POLICY, controller_of, gates, is_ours, text,
+    CONNECTIONS, GATE, LOST_WORK, RESTORE_FROM, RESTORE_POLICY, controller_of, gates, is_ours, text,
 };
 
 impl Controller {
@@ -201,7 +201,8 @@ impl Controller {
         labels.extend(source["metadata"]["labels"].as_object().cloned().unwrap_or_default());
         let labels = json!({ "op": "add", "path": "/metadata/labels", "value": labels });
         self.annotate(target, &[], vec![labels])?;
-        self.note(target, "Moved", &format!("continues {}", text(source, "/metadata/name")));
+        let name = text(source, "/metadata/name");
+        self.note(target, "Moved", &format!("continues {name}; {CONNECTIONS}"));
         self.delete(source, None)
     }
 

@@ -10,8 +10,8 @@ use crate::checkpoint::{
     self, NODE_LABEL, TARGET_READY, claimed_by, is_in_progress, is_ready, is_used,
 };
 use crate::pod::{
-    GATED, MIGRATION, RESTORE_FROM, RESTORE_POLICY, condition, controller_of, is_gated, is_ours,
-    revision, template, text,
+    CONNECTIONS, GATED, MIGRATION, RESTORE_FROM, RESTORE_POLICY, condition, controller_of,
+    is_gated, is_ours, revision, template, text,
 };
 use crate::time;
 
@@ -153,7 +153,7 @@ impl<'a> Sight<'a> {
             return vec![Action::Phase { migration: changed }];
         }
         let Some(source) = self.source.filter(|pod| !is_leaving(pod)) else {
-            return vec![self.phase("Succeeded", "").into()];
+            return vec![self.phase("Succeeded", CONNECTIONS).into()];
         };
         let Some(checkpoint) = self.checkpoint else {
             return vec![Action::Order { object: self.order(source) }];

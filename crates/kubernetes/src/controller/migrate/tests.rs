@@ -143,6 +143,8 @@ fn the_source_ends_when_the_target_runs_and_not_before() {
     scene.began(true, "True");
     scene.settle();
     assert_eq!((scene.phase(), scene.names()), ("Succeeded", vec!["t"]));
+    // Nothing else tells those who had a connection to it.
+    assert_eq!(text(&scene.migration, "/status/message"), CONNECTIONS);
 }
 
 #[test]
