@@ -24,7 +24,8 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use cluster::{built, cluster, deployment, job, root, template, urgency};
+use cluster::{Cluster, built, cluster, deployment, job, root, template, urgency};
+use pod::{outside, pod_of_token, volumes_outside};
 
 #[test]
 fn preempted_pods_come_back_elsewhere_with_their_state() {
@@ -124,6 +125,7 @@ fn pods_start_warm_by_policy_and_move_alive() {
         (all.len() == 1 && all[0]["metadata"]["uid"] == new["metadata"]["uid"]).then_some(())
     });
     assert_eq!(new["status"]["containerStatuses"][0]["restartCount"], 0);
+    says_that_connections_are_closed(&cluster, name, target.trim());
     cluster.delete(&["deployment/moved"]);
 
     cluster.apply(&json!({
@@ -131,7 +133,14 @@ fn pods_start_warm_by_policy_and_move_alive() {
         "metadata": { "name": "warm" },
         "spec": { "selector": { "matchLabels": { "app": "warm" } }, "start": "IfPresent" },
     }));
-    cluster.apply(&deployment("warm", 100));
+    outside(&cluster, "first");
+    let mut warm = deployment("warm", 100);
+    let pod = &mut warm["spec"]["template"]["spec"];
+    pod["volumes"].as_array_mut().unwrap().extend(volumes_outside());
+    let mounts = pod["containers"][0]["volumeMounts"].as_array_mut().unwrap();
+    mounts.push(json!({ "name": "config", "mountPath": "/config" }));
+    mounts.push(json!({ "name": "secret", "mountPath": "/secret" }));
+    cluster.apply(&warm);
     let (first, _, began) = cluster.counting("warm");
     cluster.until("there is a snapshot", || {
         let all = cluster.get(&["pcp", "-l", "torpor.dev/policy=warm"]);
@@ -145,11 +154,44 @@ fn pods_start_warm_by_policy_and_move_alive() {
     cluster.until("it goes on after its snapshot", || {
         cluster.counts(&first).filter(|(_, last, _)| *last > told)
     });
+    outside(&cluster, "second");
     cluster.kubectl("admin", &["scale", "deployment/warm", "--replicas=3"], "").unwrap();
     let all = cluster
         .until("all three run", || Some(cluster.running("warm")).filter(|all| all.len() == 3));
     for pod in &all {
         let (_, _, since) = cluster.until("it counts", || cluster.counts(pod));
         assert_eq!(since, began, "it began anew");
+        if pod["metadata"]["uid"] != first["metadata"]["uid"] {
+            has_what_is_its_own(&cluster, pod, "second");
+        }
     }
+}
+
+/// Whoever has a connection to a pod that moves hears that it is closed.
+fn says_that_connections_are_closed(cluster: &Cluster, source: &str, target: &str) {
+    let moves = cluster.get(&["pm"]);
+    let mut moves = moves["items"].as_array().unwrap().iter();
+    let done =
+        moves.find(|one| one["spec"]["podName"] == source && one["spec"]["targetNode"].is_null());
+    let message = done.unwrap()["status"]["message"].as_str().unwrap();
+    let events = cluster.get(&["events", "--field-selector=reason=Moved"]);
+    let event = events["items"][0]["message"].as_str().unwrap();
+    let told = cluster.plugin(&["explain", target]).unwrap();
+    for text in [message, event, &told] {
+        assert!(text.contains("established connections were closed"), "{text}");
+    }
+}
+
+/// A pod that was restored has its own name, address and token, and reads of others what holds now.
+fn has_what_is_its_own(cluster: &Cluster, pod: &Value, value: &str) {
+    let read = |file: &str| cluster.read(pod, "c", file);
+    assert_eq!(read("/proc/sys/kernel/hostname"), pod["metadata"]["name"].as_str().unwrap());
+    let addresses = read("/proc/net/fib_trie");
+    let own = format!("-- {}\n", pod["status"]["podIP"].as_str().unwrap());
+    assert!(addresses.contains(&own), "{own}: {addresses}");
+    for file in ["/config/value", "/secret/value"] {
+        assert_eq!(read(file), value, "{file}");
+    }
+    let token = read("/var/run/secrets/kubernetes.io/serviceaccount/token");
+    assert_eq!(pod_of_token(&token), pod["metadata"]["uid"]);
 }

@@ -35,6 +35,7 @@ fn counting(name: &str, share: usize) -> Value {
 fn whole(app: &str) -> Value {
     let mut template = template(app);
     let spec = &mut template["spec"];
+    let [config, secret] = volumes_outside();
     let mut sidecar = counting("sidecar", 10);
     sidecar["restartPolicy"] = json!("Always");
     let init = json!({
@@ -54,10 +55,17 @@ fn whole(app: &str) -> Value {
         { "name": "token", "projected": { "sources": [
             { "serviceAccountToken": { "path": "token", "audience": "somebody" } },
         ] } },
-        { "name": "config", "configMap": { "name": "outside" } },
-        { "name": "secret", "secret": { "secretName": "outside" } },
+        config, secret,
     ]);
     template
+}
+
+/// The volumes of what a pod reads that is not its own.
+pub fn volumes_outside() -> [Value; 2] {
+    [
+        json!({ "name": "config", "configMap": { "name": "outside" } }),
+        json!({ "name": "secret", "secret": { "secretName": "outside" } }),
+    ]
 }
 
 /// A claim, and the volume for it.
@@ -79,8 +87,8 @@ fn claim(cluster: &Cluster) {
     }));
 }
 
-/// What such a pod reads that is not its own.
-fn outside(cluster: &Cluster, value: &str) {
+/// What a pod reads that is not its own.
+pub fn outside(cluster: &Cluster, value: &str) {
     for (kind, field) in [("ConfigMap", "data"), ("Secret", "stringData")] {
         let metadata = json!({ "name": "outside" });
         cluster.apply(&json!({
@@ -117,7 +125,7 @@ fn seen(cluster: &Cluster, app: &str, before: Option<&Seen>) -> Seen {
 }
 
 /// The uid of the pod that a token is for.
-fn pod_of_token(token: &str) -> Value {
+pub fn pod_of_token(token: &str) -> Value {
     let claims = token.split('.').nth(1).unwrap();
     let claims = BASE64_URL_SAFE_NO_PAD.decode(claims).unwrap();
     let claims: Value = serde_json::from_slice(&claims).unwrap();
