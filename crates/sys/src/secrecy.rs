@@ -18,29 +18,3 @@ pub fn protect() -> Result<()> {
     let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
     Ok(rustix::mm::mlockall(flags)?)
 }
-
-#[cfg(test)]
-mod tests {
-    use std::fs::read_to_string;
-
-    /// In a process of its own: the state cannot be taken back by this one.
-    #[test]
-    fn memory_is_locked_and_not_dumped() {
-        if std::env::var_os("SECRECY_TEST").is_none() {
-            let me = std::env::current_exe().unwrap();
-            let name = "secrecy::tests::memory_is_locked_and_not_dumped";
-            let mut command = std::process::Command::new(me);
-            let done = command.env("SECRECY_TEST", "1").args(["--exact", name]).output().unwrap();
-            assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
-            return;
-        }
-        super::protect().unwrap();
-        let behaviour = rustix::process::dumpable_behavior().unwrap();
-        assert_eq!(behaviour, rustix::process::DumpableBehavior::NotDumpable);
-        let secret = vec![7_u8; 1 << 20];
-        let status = read_to_string("/proc/self/status").unwrap();
-        let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();
-        let locked: usize = locked.trim().trim_end_matches(" kB").parse().unwrap();
-        assert!(locked >= secret.len() >> 10, "{locked} kB");
-    }
-}
