@@ -3,42 +3,54 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use torpor_sys::number::short;
 use torpor_sys::socket::{self, Message as Datagram, Opt};
 
 use crate::error::{Context, Error, Result};
 use crate::namespace::run_in;
 
-/// Families of netlink (linux/netlink.h).
-pub const ROUTE: i32 = 0;
+/// Families of netlink: routes, addresses and devices.
+pub const ROUTE: i32 = libc::NETLINK_ROUTE;
 /// Sockets of all families.
-pub const SOCK_DIAG: i32 = 4;
+pub const SOCK_DIAG: i32 = libc::NETLINK_SOCK_DIAG;
 /// Netfilter.
-pub const NETFILTER: i32 = 12;
+pub const NETFILTER: i32 = libc::NETLINK_NETFILTER;
 
 /// Size of `struct nlmsghdr`.
-const HEADER: usize = 16;
-const ERROR: u16 = 2;
-const DONE: u16 = 3;
+const HEADER: usize = size_of::<libc::nlmsghdr>();
+const ERROR: u16 = short(libc::NLMSG_ERROR);
+const DONE: u16 = short(libc::NLMSG_DONE);
 /// Flags of requests.
-const REQUEST: u16 = 0x1;
-const ACK: u16 = 0x4;
-const DUMP: u16 = 0x300;
-/// Change what is there (`NLM_F_REPLACE`).
-pub const REPLACE: u16 = 0x100;
-/// Make it if it does not exist (`NLM_F_CREATE`).
-pub const CREATE: u16 = 0x400;
-/// Fail if it exists (`NLM_F_EXCL`).
-pub const EXCL: u16 = 0x200;
+const REQUEST: u16 = short(libc::NLM_F_REQUEST);
+const ACK: u16 = short(libc::NLM_F_ACK);
+const DUMP: u16 = short(libc::NLM_F_DUMP);
+/// Change what is there.
+pub const REPLACE: u16 = short(libc::NLM_F_REPLACE);
+/// Make it if it does not exist.
+pub const CREATE: u16 = short(libc::NLM_F_CREATE);
+/// Fail if it exists.
+pub const EXCL: u16 = short(libc::NLM_F_EXCL);
+/// Put it behind those that are there.
+pub const APPEND: u16 = short(libc::NLM_F_APPEND);
 /// The list changed while it was sent.
-const INTERRUPTED: u16 = 0x10;
-/// What is around a batch of changes (linux/netfilter/nfnetlink.h).
-const BATCH_BEGIN: u16 = 16;
-const BATCH_END: u16 = 17;
+const INTERRUPTED: u16 = short(libc::NLM_F_DUMP_INTR);
+/// What is around a batch of changes.
+const BATCH_BEGIN: u16 = short(libc::NFNL_MSG_BATCH_BEGIN);
+const BATCH_END: u16 = short(libc::NFNL_MSG_BATCH_END);
 /// How often an interrupted list is asked for again.
 const ATTEMPTS: u32 = 10;
 /// Attributes that hold others are marked.
-const NESTED: u16 = 1 << 15;
+const NESTED: u16 = short(libc::NLA_F_NESTED);
 const KIND_MASK: u16 = 0x3fff;
+
+/// The type of a message to a part of netfilter.
+///
+/// # Panics
+/// If the numbers are none of libc (`NFNL_SUBSYS_*`, and of the part): a constant of them does not compile.
+#[must_use]
+pub const fn of_netfilter(part: libc::c_int, message: libc::c_int) -> u16 {
+    short(part << 8 | message)
+}
 
 /// A netlink socket. It speaks about the network namespace that it was opened in,
 /// wherever it is used.
@@ -400,16 +412,15 @@ mod tests {
 
     #[test]
     fn the_kernel_answers() {
-        const GETLINK: u16 = 18;
         let mut socket = Socket::open(ROUTE).unwrap();
-        let links = socket.list(GETLINK, &[0; 16]).unwrap();
+        let links = socket.list(libc::RTM_GETLINK, &[0; 16]).unwrap();
         assert!(links.iter().any(|l| l.attributes(16).text(3) == Some("lo")));
         let mut body = Body::new(&[0; 16]);
         body.put_text(3, "lo");
-        assert!(socket.get(GETLINK, &body.0).unwrap().is_some());
+        assert!(socket.get(libc::RTM_GETLINK, &body.0).unwrap().is_some());
         let mut body = Body::new(&[0; 16]);
         body.put_text(3, "no-such-device");
-        let answer = socket.change(GETLINK, 0, &body.0).unwrap();
+        let answer = socket.change(libc::RTM_GETLINK, 0, &body.0).unwrap();
         assert_eq!(answer.unwrap_err().raw_os_error(), Some(libc::ENODEV));
     }
 }

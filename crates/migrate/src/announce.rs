@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::Value;
+use torpor_sys::number::byte;
 use torpor_sys::socket::{self, Message};
 
 use crate::error::{Context, Error, Result};
@@ -19,7 +20,7 @@ use crate::error::{Context, Error, Result};
 const PAUSES: [u64; 5] = [0, 50, 100, 250, 550];
 /// RFC 4861: what comes from farther away is no neighbour's.
 const HOP_LIMIT: u8 = 255;
-const ICMPV6: u8 = 58;
+const ICMPV6: u8 = byte(libc::IPPROTO_ICMPV6);
 const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 /// The address is to be taken for this one from now on.
 const OVERRIDE: u8 = 0x20;

@@ -29,8 +29,6 @@ use crate::interrupt;
 const ROUNDS: usize = 4;
 /// How many bytes the tasks may wait for.
 const FEW: u64 = 4 << 20;
-/// The type of the file system whose pages are never written back (`TMPFS_MAGIC`, linux/magic.h).
-const TMPFS: u64 = 0x0102_1994;
 /// The longest tick of a file system whose times are whole seconds: that of FAT.
 const SECONDS: Duration = Duration::from_secs(2);
 
@@ -100,7 +98,8 @@ impl<'l> Layer<'l> {
     /// If the layer cannot be listed; if somebody interrupts this.
     pub fn follow(&mut self) -> Result<()> {
         let kind = statfs(self.upper).context(|| self.upper.display().to_string())?.f_type;
-        if u64::try_from(kind) == Ok(TMPFS) {
+        // Its pages are never written back.
+        if kind == libc::TMPFS_MAGIC {
             return Ok(());
         }
         for _ in 0..ROUNDS {

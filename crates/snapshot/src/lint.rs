@@ -30,8 +30,8 @@ use crate::{archive, mounts, secrets, unpack};
 const ESTABLISHED: u32 = 1;
 /// That of one that has none any more.
 const CLOSE: u32 = 7;
-/// The protocol of connections (linux/in.h).
-const TCP: u32 = 6;
+/// The protocol of connections.
+const TCP: u32 = libc::IPPROTO_TCP.cast_unsigned();
 /// Parts of names of variables that hold secrets.
 const SECRET: &[&str] =
     &["SECRET", "PASSWORD", "PASSWD", "TOKEN", "CREDENTIAL", "API_KEY", "APIKEY", "PRIVATE_KEY"];

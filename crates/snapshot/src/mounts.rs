@@ -10,25 +10,29 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use torpor_images::proto::{Fstype, MntEntry};
 use torpor_images::{ImageDir, kind};
+use torpor_sys::number::word;
 
 use crate::error::{Context, Error, Result};
 
 /// What options of a mount are called, the flags of mount(2) that they are about, and whether
 /// these are set.
 const OPTIONS: [(&str, u32, bool); 8] = [
-    ("ro", 1, true),
-    ("rw", 1, false),
-    ("nosuid", 2, true),
-    ("suid", 2, false),
-    ("nodev", 4, true),
-    ("dev", 4, false),
-    ("noexec", 8, true),
-    ("exec", 8, false),
+    ("ro", READ_ONLY, true),
+    ("rw", READ_ONLY, false),
+    ("nosuid", NO_SET_ID, true),
+    ("suid", NO_SET_ID, false),
+    ("nodev", NO_DEVICES, true),
+    ("dev", NO_DEVICES, false),
+    ("noexec", NO_PROGRAMS, true),
+    ("exec", NO_PROGRAMS, false),
 ];
 /// All flags that options are about.
-const NARROW: u32 = 1 | 2 | 4 | 8;
-/// `MS_PRIVATE` of mount(2).
-const PRIVATE: u32 = 1 << 18;
+const NARROW: u32 = READ_ONLY | NO_SET_ID | NO_DEVICES | NO_PROGRAMS;
+const READ_ONLY: u32 = word(libc::MS_RDONLY);
+const NO_SET_ID: u32 = word(libc::MS_NOSUID);
+const NO_DEVICES: u32 = word(libc::MS_NODEV);
+const NO_PROGRAMS: u32 = word(libc::MS_NOEXEC);
+const PRIVATE: u32 = word(libc::MS_PRIVATE);
 
 /// A file or directory of the host that is mounted in a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -12,8 +12,6 @@ use crate::error::{Context, Error, Result};
 
 /// Where `ip netns` keeps network namespaces by their names.
 const NAMED: &str = "/run/netns";
-/// The type of the file system of namespaces (`NSFS_MAGIC`, linux/magic.h).
-const NSFS: u64 = 0x6e73_6673;
 
 /// The file of the network namespace of this name (`ip netns`), or at this path.
 ///
@@ -22,8 +20,8 @@ const NSFS: u64 = 0x6e73_6673;
 pub fn namespace(name: &str) -> Result<PathBuf> {
     let path = if name.contains('/') { name.into() } else { Path::new(NAMED).join(name) };
     let kind = statfs(&path).context(|| format!("the network {}", path.display()))?.f_type;
-    match u64::try_from(kind) {
-        Ok(NSFS) => Ok(path),
+    match kind {
+        libc::NSFS_MAGIC => Ok(path),
         _ => Err(Error::new(format!("{} is no network namespace", path.display()))
             .hint("ip netns add NAME makes one")),
     }

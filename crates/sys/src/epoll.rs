@@ -23,12 +23,12 @@ pub struct Interest<'f> {
 /// # Errors
 /// `ENOTTY` and others where the kernel has no such thing.
 pub fn polls_busily(epoll: impl AsFd) -> Result<bool> {
-    /// `EPIOCGPARAMS` of linux/eventpoll.h.
-    const GET_PARAMS: libc::Ioctl = 0x8008_8a02;
     // struct epoll_params
     let mut params = [0u8; 8];
     // SAFETY: the request fills a struct of 8 bytes, or is not known.
-    check(unsafe { libc::ioctl(epoll.as_fd().as_raw_fd(), GET_PARAMS, params.as_mut_ptr()) })?;
+    check(unsafe {
+        libc::ioctl(epoll.as_fd().as_raw_fd(), libc::EPIOCGPARAMS, params.as_mut_ptr())
+    })?;
     Ok(params != [0; 8])
 }
 

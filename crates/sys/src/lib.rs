@@ -23,6 +23,7 @@ pub mod mount;
 pub mod mqueue;
 pub mod notify;
 pub mod ns;
+pub mod number;
 pub mod peer;
 pub mod process;
 pub mod ptrace;

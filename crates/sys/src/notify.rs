@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::{Result, addr, check, syscall};
 
-/// `MAX_HANDLE_SZ` of fcntl.h: no file handle is longer.
-pub const MAX_HANDLE: usize = 128;
+/// No file handle is longer.
+pub const MAX_HANDLE: usize = libc::MAX_HANDLE_SZ as usize;
 
 #[repr(C)]
 struct FileHandle {

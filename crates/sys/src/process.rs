@@ -201,9 +201,9 @@ fn threads() -> Result<usize> {
     Ok(count)
 }
 
-/// Whether a thread is ending, by its `stat`: `PF_EXITING` of linux/sched.h is among its flags (field 9).
+/// Whether a thread is ending, by its `stat`: `PF_EXITING` is among its flags (field 9).
 fn is_ending(stat: &str) -> bool {
-    const EXITING: u32 = 4;
+    const EXITING: u32 = libc::PF_EXITING.cast_unsigned();
     let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
     let flags = fields.split(' ').nth(6).and_then(|flags| flags.parse::<u32>().ok());
     flags.is_some_and(|flags| flags & EXITING != 0)

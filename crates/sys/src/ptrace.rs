@@ -6,24 +6,24 @@ use std::io;
 
 use crate::{Result, addr, check};
 
-/// `PTRACE_EVENT_STOP`: group stops, `PTRACE_INTERRUPT`, and new children.
-pub const EVENT_STOP: i32 = 128;
-/// Options of [`seize`], from linux/ptrace.h.
+/// Group stops, `PTRACE_INTERRUPT`, and new children.
+pub const EVENT_STOP: i32 = libc::PTRACE_EVENT_STOP;
+/// Options of [`seize`].
 pub mod option {
     /// System call stops show as `SIGTRAP | 0x80`.
-    pub const TRACESYSGOOD: u64 = 1;
+    pub const TRACESYSGOOD: u64 = libc::PTRACE_O_TRACESYSGOOD as u64;
     /// Trace children of `fork`.
-    pub const TRACEFORK: u64 = 2;
+    pub const TRACEFORK: u64 = libc::PTRACE_O_TRACEFORK as u64;
     /// Trace children of `vfork`.
-    pub const TRACEVFORK: u64 = 4;
+    pub const TRACEVFORK: u64 = libc::PTRACE_O_TRACEVFORK as u64;
     /// Trace children of `clone`.
-    pub const TRACECLONE: u64 = 8;
+    pub const TRACECLONE: u64 = libc::PTRACE_O_TRACECLONE as u64;
     /// Stop after `execve`.
-    pub const TRACEEXEC: u64 = 16;
+    pub const TRACEEXEC: u64 = libc::PTRACE_O_TRACEEXEC as u64;
     /// Kill the task when its tracer ends.
-    pub const EXITKILL: u64 = 1 << 20;
+    pub const EXITKILL: u64 = libc::PTRACE_O_EXITKILL as u64;
     /// Suspend its seccomp filters.
-    pub const SUSPEND_SECCOMP: u64 = 1 << 21;
+    pub const SUSPEND_SECCOMP: u64 = libc::PTRACE_O_SUSPEND_SECCOMP as u64;
 }
 
 /// `struct user_regs_struct` of x86-64 (sys/user.h).
@@ -208,9 +208,8 @@ pub fn has_ports(tid: i32) -> bool {
 /// before 6.4 do not tell.
 #[must_use]
 pub fn has_dispatch(tid: i32) -> bool {
-    /// `PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG` of linux/ptrace.h; what it fills is the mode and
-    /// three addresses.
-    const GET: u32 = 0x4211;
+    /// What it fills is the mode and three addresses.
+    const GET: libc::c_uint = libc::PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG;
     let mut config = [0u64; 4];
     let size = size_of_val(&config) as u64;
     request(GET, tid, size, addr(config.as_mut_ptr())).is_ok() && config[0] != 0
@@ -352,6 +351,7 @@ pub fn set_thread_area(tid: i32, segment: &SegmentDescriptor) -> Result<()> {
 /// # Errors
 /// `EACCES` without `CAP_SYS_ADMIN`, `EINVAL` if no filter is in use.
 pub fn seccomp_filter(tid: i32, index: u64) -> Result<Option<Vec<u8>>> {
+    /// `PTRACE_SECCOMP_GET_FILTER` of linux/ptrace.h.
     const GET_FILTER: libc::c_uint = 0x420c;
     let n = match request(GET_FILTER, tid, index, 0) {
         Ok(n) => usize::try_from(n).map_err(|_| io::ErrorKind::InvalidData)?,

@@ -27,10 +27,10 @@ pub struct Attributes {
     pub util_max: u32,
 }
 
-/// `SCHED_FLAG_KEEP_POLICY` and `SCHED_FLAG_KEEP_PARAMS` of linux/sched.h: nothing but what other flags name.
-const KEEP_ALL: u64 = 0x08 | 0x10;
-/// `SCHED_FLAG_UTIL_CLAMP_MIN` and `SCHED_FLAG_UTIL_CLAMP_MAX`.
-const UTIL_CLAMP: u64 = 0x20 | 0x40;
+/// Nothing changes but what other flags name.
+const KEEP_ALL: u64 = libc::SCHED_FLAG_KEEP_ALL as u64;
+/// Both clamps.
+const UTIL_CLAMP: u64 = libc::SCHED_FLAG_UTIL_CLAMP as u64;
 
 impl Attributes {
     /// What changes the clamps alone; `u32::MAX` is for those that a thread has by itself.
@@ -101,10 +101,9 @@ pub fn set_affinity(tid: i32, set: &[u8]) -> Result<()> {
 /// none, or if this kernel has no such thing.
 #[must_use]
 pub fn core_cookie(tid: i32) -> u64 {
-    // linux/prctl.h: PR_SCHED_CORE, PR_SCHED_CORE_GET, PR_SCHED_CORE_SCOPE_THREAD.
-    const CORE: u64 = 62;
-    const GET: u64 = 0;
-    const OF_THREAD: u64 = 0;
+    const CORE: u64 = libc::PR_SCHED_CORE as u64;
+    const GET: u64 = libc::PR_SCHED_CORE_GET as u64;
+    const OF_THREAD: u64 = libc::PR_SCHED_CORE_SCOPE_THREAD as u64;
     let mut cookie = 0u64;
     let args = [CORE, GET, u64::from(tid.cast_unsigned()), OF_THREAD, addr(&raw mut cookie), 0];
     // SAFETY: the kernel writes eight bytes to `cookie`, which has as many.

@@ -41,7 +41,7 @@ impl Opt {
     pub const TCP_INFO: Opt = Opt::new(libc::IPPROTO_TCP, libc::TCP_INFO);
     /// `struct tcp_md5sig`: a key that segments are signed by.
     pub const TCP_MD5SIG: Opt = Opt::new(libc::IPPROTO_TCP, libc::TCP_MD5SIG);
-    /// `struct tcp_ao_info_opt`; there is none unless the socket has keys of TCP-AO.
+    /// `struct tcp_ao_info_opt` (`TCP_AO_INFO` of linux/tcp.h); there is none unless the socket has keys of TCP-AO.
     pub const TCP_AO_INFO: Opt = Opt::new(libc::IPPROTO_TCP, 40);
     /// The name of a congestion control algorithm.
     pub const TCP_CONGESTION: Opt = Opt::new(libc::IPPROTO_TCP, libc::TCP_CONGESTION);
@@ -51,7 +51,7 @@ impl Opt {
     pub const TCP_REPAIR_OPTIONS: Opt = Opt::new(libc::IPPROTO_TCP, libc::TCP_REPAIR_OPTIONS);
     /// `struct tcp_repair_window`.
     pub const TCP_REPAIR_WINDOW: Opt = Opt::new(libc::IPPROTO_TCP, libc::TCP_REPAIR_WINDOW);
-    /// `struct icmp6_filter`.
+    /// `struct icmp6_filter` (`ICMPV6_FILTER` of linux/icmpv6.h).
     pub const ICMP6_FILTER: Opt = Opt::new(libc::IPPROTO_ICMPV6, 1);
     /// The hop-by-hop options of outgoing IPv6 packets.
     pub const IPV6_HOPOPTS: Opt = Opt::new(libc::IPPROTO_IPV6, libc::IPV6_HOPOPTS);
@@ -60,19 +60,19 @@ impl Opt {
     /// `struct ip_mreqn` (or `in_addr` when read).
     pub const IP_MULTICAST_IF: Opt = Opt::new(libc::IPPROTO_IP, libc::IP_MULTICAST_IF);
     /// `struct group_req`.
-    pub const MCAST_JOIN_V4: Opt = Opt::new(libc::IPPROTO_IP, 42);
+    pub const MCAST_JOIN_V4: Opt = Opt::new(libc::IPPROTO_IP, libc::MCAST_JOIN_GROUP);
     /// `struct group_req`.
-    pub const MCAST_JOIN_V6: Opt = Opt::new(libc::IPPROTO_IPV6, 42);
+    pub const MCAST_JOIN_V6: Opt = Opt::new(libc::IPPROTO_IPV6, libc::MCAST_JOIN_GROUP);
     /// `struct group_filter`.
-    pub const MCAST_MSFILTER_V4: Opt = Opt::new(libc::IPPROTO_IP, 48);
+    pub const MCAST_MSFILTER_V4: Opt = Opt::new(libc::IPPROTO_IP, libc::MCAST_MSFILTER);
     /// `struct group_filter`.
-    pub const MCAST_MSFILTER_V6: Opt = Opt::new(libc::IPPROTO_IPV6, 48);
+    pub const MCAST_MSFILTER_V6: Opt = Opt::new(libc::IPPROTO_IPV6, libc::MCAST_MSFILTER);
     /// `struct packet_mreq_max`.
-    pub const PACKET_ADD_MEMBERSHIP: Opt = Opt::new(libc::SOL_PACKET, 1);
+    pub const PACKET_ADD_MEMBERSHIP: Opt = Opt::new(libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP);
     /// `struct tpacket_req` or `tpacket_req3`.
-    pub const PACKET_RX_RING: Opt = Opt::new(libc::SOL_PACKET, 5);
+    pub const PACKET_RX_RING: Opt = Opt::new(libc::SOL_PACKET, libc::PACKET_RX_RING);
     /// `struct tpacket_req` or `tpacket_req3`.
-    pub const PACKET_TX_RING: Opt = Opt::new(libc::SOL_PACKET, 13);
+    pub const PACKET_TX_RING: Opt = Opt::new(libc::SOL_PACKET, libc::PACKET_TX_RING);
 }
 
 /// Reads an option into `value`; returns how many bytes of it are set.

@@ -26,8 +26,6 @@ pub const IFF_NO_PI: u32 = libc::IFF_NO_PI.cast_unsigned();
 /// A header of virtio before each packet.
 pub const IFF_VNET_HDR: u32 = libc::IFF_VNET_HDR.cast_unsigned();
 
-const TUNGETFILTER: libc::Ioctl = 0x8010_54db_u32 as libc::Ioctl;
-
 /// `struct ifreq` as these requests take it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -71,7 +69,7 @@ pub fn has_filter(tun: BorrowedFd<'_>) -> bool {
     let mut program: libc::sock_fprog = unsafe { std::mem::zeroed() };
     // SAFETY: the request writes one struct sock_fprog, which `program` is. The pointer in it is
     // one of the program that attached the filter, and is not followed.
-    let got = unsafe { libc::ioctl(tun.as_raw_fd(), TUNGETFILTER, &raw mut program) };
+    let got = unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNGETFILTER, &raw mut program) };
     check(got).is_ok() && program.len > 0
 }
 

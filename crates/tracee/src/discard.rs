@@ -5,8 +5,8 @@ use std::ops::Range;
 use crate::syscall::{RemoteFd, close};
 use crate::{Error, Result, Tracee};
 
-/// Ranges that the kernel takes in one call (`UIO_MAXIOV`).
-const MANY: usize = 1024;
+/// Ranges that the kernel takes in one call.
+const MANY: usize = libc::UIO_MAXIOV as usize;
 /// Fewer are not worth the descriptor that one call for all of them needs.
 const SEVERAL: usize = 8;
 /// Bytes of a `struct iovec`.

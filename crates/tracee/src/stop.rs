@@ -587,8 +587,7 @@ const ADOPTED: Duration = Duration::from_secs(1);
 /// Whether a thread is the last one of the first process of a pid namespace, and ends when all
 /// others in there have been waited for.
 fn waits_for_namespace(tid: i32) -> bool {
-    /// `PF_EXITING` of linux/sched.h.
-    const EXITING: u32 = 4;
+    const EXITING: u32 = libc::PF_EXITING.cast_unsigned();
     let read = |name: &str| std::fs::read_to_string(format!("/proc/{tid}/{name}")).ok();
     let is_first = read("status").is_some_and(|status| {
         let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));

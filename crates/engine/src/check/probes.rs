@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 
 use rustix::fs::{CWD, FlockOperation, MemfdFlags, Mode, OFlags, ResolveFlags};
 use rustix::mm::{MapFlags, ProtFlags};
+use torpor_sys::number::{byte, short};
 use torpor_sys::ptrace;
 use torpor_sys::vm::{self, PageRegion, Scan, page};
 use torpor_tracee::syscall::{self, RemoteFd};
@@ -144,6 +145,7 @@ pub(super) fn pagemap_scan() -> Outcome {
 }
 
 pub(super) fn pagemap_scan_guard_pages() -> Outcome {
+    /// linux/mman.h (Linux 6.13).
     const MADV_GUARD_INSTALL: u64 = 102;
     let mut lab = Lab::new()?;
     let start = anonymous(&mut lab, 4096)?;
@@ -242,7 +244,7 @@ pub(super) fn seccomp_suspend() -> Outcome {
 pub(super) fn seccomp_filters() -> Outcome {
     /// `BPF_RET | BPF_K` with `SECCOMP_RET_ALLOW`.
     const ALLOW: [u8; 8] = [6, 0, 0, 0, 0, 0, 0xff, 0x7f];
-    const MODE_FILTER: u64 = 2;
+    const MODE_FILTER: u64 = libc::SECCOMP_MODE_FILTER as u64;
     let mut lab = Lab::new()?;
     lab.must("PR_SET_NO_NEW_PRIVS", syscall::prctl(libc::PR_SET_NO_NEW_PRIVS, [1]))?;
     // struct sock_fprog points to the filter behind it.
@@ -284,8 +286,8 @@ pub(super) fn ns_pid() -> Outcome {
 }
 
 pub(super) fn move_mount_set_group() -> Outcome {
-    const SET_GROUP: u64 = 0x100;
-    const EMPTY_PATHS: u64 = 0x44;
+    const SET_GROUP: u64 = libc::MOVE_MOUNT_SET_GROUP as u64;
+    const EMPTY_PATHS: u64 = (libc::MOVE_MOUNT_F_EMPTY_PATH | libc::MOVE_MOUNT_T_EMPTY_PATH) as u64;
     let mut lab = Lab::new()?;
     let nowhere = u64::MAX;
     let call = lab.call_with(b"\0", |empty| {
@@ -355,7 +357,6 @@ pub(super) fn ipv6_freebind() -> Outcome {
 
 /// A connection of which one end is closed can be put into repair mode.
 pub(super) fn tcp_half_closed() -> Outcome {
-    const SHUT_WR: u64 = 1;
     let listener = std::net::TcpListener::bind("127.0.0.1:0").map_err(text)?;
     let port = listener.local_addr().map_err(text)?.port();
     let mut lab = Lab::new()?;
@@ -364,7 +365,7 @@ pub(super) fn tcp_half_closed() -> Outcome {
     address.extend(port.to_be_bytes());
     address.extend([127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
     lab.call_with(&address, |data| (libc::SYS_connect, [fd, data.0, 16]))?.map_err(text)?;
-    lab.must("shutdown", (libc::SYS_shutdown, [fd, SHUT_WR]))?;
+    lab.must("shutdown", (libc::SYS_shutdown, [fd, libc::SHUT_WR as u64]))?;
     set_option(&mut lab, fd, libc::IPPROTO_TCP, libc::TCP_REPAIR, 1)
 }
 
@@ -374,7 +375,7 @@ pub(super) fn tun() -> Outcome {
 }
 
 pub(super) fn tun_ns() -> Outcome {
-    const IFF_TUN: u16 = 1;
+    const IFF_TUN: u16 = short(libc::IFF_TUN);
     tun()?;
     let mut lab = netns_lab()?;
     let open = |path| syscall::openat(RemoteFd::CWD, path, OFlags::RDWR, Mode::empty());
@@ -395,7 +396,7 @@ fn netlink(
     (kind, flags): (u16, u16),
     payload: &[u8],
 ) -> Result<(u16, i32), String> {
-    const NLM_F_REQUEST: u16 = 1;
+    const NLM_F_REQUEST: u16 = short(libc::NLM_F_REQUEST);
     let fd = socket(lab, libc::AF_NETLINK, libc::SOCK_RAW, protocol)?;
     let mut message = u32::try_from(16 + payload.len()).map_err(text)?.to_le_bytes().to_vec();
     message.extend(kind.to_le_bytes());
@@ -414,9 +415,9 @@ fn netlink(
     Ok((kind, if kind == NLMSG_ERROR { -error } else { 0 }))
 }
 
-const NLMSG_ERROR: u16 = 2;
-const NLM_F_ACK: u16 = 4;
-const NLM_F_DUMP: u16 = 0x300;
+const NLMSG_ERROR: u16 = short(libc::NLMSG_ERROR);
+const NLM_F_ACK: u16 = short(libc::NLM_F_ACK);
+const NLM_F_DUMP: u16 = short(libc::NLM_F_DUMP);
 
 fn attribute(kind: u16, value: [u8; 4]) -> Vec<u8> {
     let mut out = 8u16.to_le_bytes().to_vec();
@@ -438,12 +439,11 @@ pub(super) fn nsid() -> Outcome {
 
 /// A device can be moved to another namespace with a new index.
 pub(super) fn newifindex() -> Outcome {
-    const IFLA_NEW_IFINDEX: u16 = 49;
     let mut lab = netns_lab()?;
     // struct ifinfomsg of the loopback device.
     let mut payload = vec![0; 16];
     payload[4] = 1;
-    payload.extend(attribute(IFLA_NEW_IFINDEX, (-1i32).to_le_bytes()));
+    payload.extend(attribute(libc::IFLA_NEW_IFINDEX, (-1i32).to_le_bytes()));
     let request = (libc::RTM_SETLINK, NLM_F_ACK);
     let (_, error) = netlink(&mut lab, libc::NETLINK_ROUTE, request, &payload)?;
     // A kernel that does not know the attribute does not mind the index.
@@ -455,8 +455,8 @@ pub(super) fn net_diag_raw() -> Outcome {
     let mut lab = netns_lab()?;
     // struct inet_diag_req_v2.
     let mut payload = vec![0; 56];
-    payload[0] = 2; // AF_INET
-    payload[1] = 255; // IPPROTO_RAW
+    payload[0] = byte(libc::AF_INET);
+    payload[1] = byte(libc::IPPROTO_RAW);
     payload[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
     let request = (SOCK_DIAG_BY_FAMILY, NLM_F_DUMP);
     let (kind, error) = netlink(&mut lab, libc::NETLINK_SOCK_DIAG, request, &payload)?;

@@ -14,8 +14,8 @@ use crate::proc;
 use crate::task::unkept::{AT_ONCE, Policies, Unkept};
 
 /// Operations of keyctl(2).
-const DESCRIBE: u64 = 6;
-const READ: u64 = 11;
+const DESCRIBE: u64 = libc::KEYCTL_DESCRIBE as u64;
+const READ: u64 = libc::KEYCTL_READ as u64;
 /// How many keys of a keyring are looked at, and how much of a description.
 const KEYS: usize = 64;
 const TEXT: usize = 128;

@@ -12,15 +12,16 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use torpor_sys::kcmp::{Object, kcmp};
+use torpor_sys::number::short;
 use torpor_tracee::{Batch, Call, Tracee};
 
 use super::tasks::Tasks;
 use crate::error::{Context, Result};
 
 /// Commands of semctl(2).
-const GET_VALUE: u64 = 12;
-const INFO: u64 = 19;
-const STAT_ANY: u64 = 20;
+const GET_VALUE: u64 = libc::GETVAL as u64;
+const INFO: u64 = libc::SEM_INFO as u64;
+const STAT_ANY: u64 = libc::SEM_STAT_ANY as u64;
 /// Where `struct seminfo` has the number of sets, and its size.
 const SETS_AT: usize = 28;
 const INFO_SIZE: usize = 40;
@@ -28,8 +29,8 @@ const INFO_SIZE: usize = 40;
 const COUNT_AT: usize = 80;
 const STAT_SIZE: usize = 104;
 /// Flags of semop(2).
-const NO_WAIT: u16 = 0o4000;
-const UNDO: u16 = 0o10000;
+const NO_WAIT: u16 = short(libc::IPC_NOWAIT);
+const UNDO: u16 = short(libc::SEM_UNDO);
 /// Half of what a semaphore holds, rounded up: from any value one can go as far up or down.
 const HALF: i16 = 16384;
 /// How many semaphores, or sets, are asked for at once.

@@ -37,10 +37,10 @@ const FLOCK: u32 = 2;
 const OFD: u32 = 4;
 const LEASE: u32 = 8;
 
-/// `F_RDLCK`, `F_WRLCK`, `F_UNLCK` of fcntl.h: the `type`.
-const READ: u32 = 0;
-const WRITE: u32 = 1;
-const NONE: u32 = 2;
+/// The `type`.
+const READ: u32 = libc::F_RDLCK.cast_unsigned();
+const WRITE: u32 = libc::F_WRLCK.cast_unsigned();
+const NONE: u32 = libc::F_UNLCK.cast_unsigned();
 /// Added to the type of a lease that is being broken: the type is then what has to
 /// remain of it.
 const BREAKING: u32 = 4;

@@ -30,9 +30,9 @@ use crate::restore::object;
 use crate::restore::pages::Pages;
 use crate::restore::tasks::Task;
 
-/// `TMPFS_MAGIC` and `HUGETLBFS_MAGIC` of linux/magic.h.
-const TMPFS: i64 = 0x0102_1994;
-const HUGETLBFS: i64 = 0x9584_58f6;
+/// The file systems that memfds are on.
+const TMPFS: i64 = libc::TMPFS_MAGIC;
+const HUGETLBFS: i64 = libc::HUGETLBFS_MAGIC;
 
 /// The name that CRIU gives to shared anonymous memory.
 const ANONYMOUS: &[u8] = b"/dev/zero";

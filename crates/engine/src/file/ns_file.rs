@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 use crate::namespace::Namespaces;
 use crate::proc;
 
-/// `NSFS_MAGIC` of linux/magic.h.
-const NSFS: i64 = 0x6e73_6673;
+/// The file system of namespaces.
+const NSFS: i64 = libc::NSFS_MAGIC;
 
 /// Describes the file, or says that it is of another kind (`None`).
 ///

@@ -317,8 +317,8 @@ fn undo(dir: &OwnedFd, name: &str) -> Result<Undo> {
     Ok(NAME.undo(vec![stat.st_ino.to_string(), name.to_owned()]))
 }
 
-/// `PROC_SUPER_MAGIC` of linux/magic.h.
-const PROC: i64 = 0x9fa0;
+/// The file system of processes.
+const PROC: i64 = libc::PROC_SUPER_MAGIC;
 
 /// File systems whose files are views of kernel objects.
 fn is_made_by_kernel(fs_type: i64) -> bool {

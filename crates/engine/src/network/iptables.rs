@@ -5,14 +5,15 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
+use torpor_sys::number::byte;
+
 use super::nftables;
 use super::rules::{Commands, MARK, Scope, argv, output, run};
 use crate::error::Result;
 use crate::file::socket::address::Address;
 
-// linux/netfilter.h.
-const NFPROTO_IPV4: u8 = 2;
-const NFPROTO_IPV6: u8 = 10;
+const NFPROTO_IPV4: u8 = byte(libc::NFPROTO_IPV4);
+const NFPROTO_IPV6: u8 = byte(libc::NFPROTO_IPV6);
 
 /// The chain that stops everything.
 pub(super) const CHAIN: &str = "CRIU";

@@ -3,20 +3,18 @@
 
 use std::collections::BTreeSet;
 
-use torpor_kernel::netlink::{Body, NETFILTER, Socket};
+use torpor_kernel::netlink::{APPEND, Body, CREATE, NETFILTER, Socket, of_netfilter};
+use torpor_sys::number::byte;
 
 use crate::error::{Context, Result};
 
-// linux/netfilter/nfnetlink.h, linux/netfilter/nf_tables.h: messages to the part of netfilter with number 10.
-const NEW_TABLE: u16 = 10 << 8;
-const NEW_CHAIN: u16 = 10 << 8 | 3;
-const NEW_RULE: u16 = 10 << 8 | 6;
-/// `struct nfgenmsg` for `NFPROTO_INET`.
-const FAMILY: [u8; 4] = [1, 0, 0, 0];
-const CREATE: u16 = 0x400;
-const APPEND: u16 = 0x800;
+const NEW_TABLE: u16 = of_netfilter(libc::NFNL_SUBSYS_NFTABLES, libc::NFT_MSG_NEWTABLE);
+const NEW_CHAIN: u16 = of_netfilter(libc::NFNL_SUBSYS_NFTABLES, libc::NFT_MSG_NEWCHAIN);
+const NEW_RULE: u16 = of_netfilter(libc::NFNL_SUBSYS_NFTABLES, libc::NFT_MSG_NEWRULE);
+/// `struct nfgenmsg`.
+const FAMILY: [u8; 4] = [byte(libc::NFPROTO_INET), 0, 0, 0];
 
-/// Attributes of tables, chains and rules.
+/// Attributes of tables, chains and rules (linux/netfilter/nf_tables.h).
 const TABLE_NAME: u16 = 1;
 const CHAIN_TABLE: u16 = 1;
 const CHAIN_NAME: u16 = 3;
@@ -32,17 +30,17 @@ const LIST_ELEMENT: u16 = 1;
 const EXPRESSION_NAME: u16 = 1;
 const EXPRESSION_DATA: u16 = 2;
 
-/// `NF_INET_LOCAL_IN`, `NF_DROP`, `NF_ACCEPT`.
-const LOCAL_IN: u32 = 1;
-const DROP: u32 = 0;
-const ACCEPT: u32 = 1;
-/// `NFT_REG_VERDICT`, and the register that the rules work with.
-const VERDICT: u32 = 0;
-const REGISTER: u32 = 1;
-/// `NFT_META_L4PROTO`, `NFT_PAYLOAD_TRANSPORT_HEADER`, `NFT_CMP_EQ`.
-const PROTOCOL: u32 = 16;
-const TRANSPORT: u32 = 2;
-const EQUAL: u32 = 0;
+/// Where the chain is, and what becomes of packets.
+const LOCAL_IN: u32 = libc::NF_INET_LOCAL_IN.cast_unsigned();
+const DROP: u32 = libc::NF_DROP.cast_unsigned();
+const ACCEPT: u32 = libc::NF_ACCEPT.cast_unsigned();
+/// The register of the outcome, and the one that the rules work with.
+const VERDICT: u32 = libc::NFT_REG_VERDICT.cast_unsigned();
+const REGISTER: u32 = libc::NFT_REG_1.cast_unsigned();
+/// What is looked at, and how it is compared.
+const PROTOCOL: u32 = libc::NFT_META_L4PROTO.cast_unsigned();
+const TRANSPORT: u32 = libc::NFT_PAYLOAD_TRANSPORT_HEADER.cast_unsigned();
+const EQUAL: u32 = libc::NFT_CMP_EQ.cast_unsigned();
 
 /// Where a TCP header has the port that it goes to, and its flags.
 const PORT_AT: u32 = 2;
@@ -97,7 +95,7 @@ fn rule(table: &str, port: u16) -> Vec<u8> {
             put(meta, 1, REGISTER);
             put(meta, 2, PROTOCOL);
         });
-        is_equal(all, &[6]); // IPPROTO_TCP
+        is_equal(all, &[byte(libc::IPPROTO_TCP)]);
         load(all, FLAGS_AT, 1);
         expression(all, "bitwise", |bitwise| {
             put(bitwise, 1, REGISTER);

@@ -5,18 +5,18 @@ use std::fmt::Write as _;
 
 use torpor_images::lock::FAMILY;
 pub(super) use torpor_images::lock::{is_table as is_lock, table};
-use torpor_kernel::netlink::{Attributes, Body, NETFILTER, Socket};
+use torpor_kernel::netlink::{Attributes, Body, NETFILTER, Socket, of_netfilter};
+use torpor_sys::number::byte;
 
 use super::rules::{Commands, MARK, Scope, argv};
 use crate::error::{Context, Result};
 use crate::file::socket::address::Address;
 
-// linux/netfilter/nf_tables.h, linux/netfilter/nfnetlink.h: messages about tables, of the part of
-// netfilter with number 10.
-const GET_TABLE: u16 = 10 << 8 | 1;
-const DELETE_TABLE: u16 = 10 << 8 | 2;
-const GET_ELEMENTS: u16 = 10 << 8 | 13;
-const DELETE_ELEMENTS: u16 = 10 << 8 | 14;
+const GET_TABLE: u16 = of_netfilter(libc::NFNL_SUBSYS_NFTABLES, libc::NFT_MSG_GETTABLE);
+const DELETE_TABLE: u16 = of_netfilter(libc::NFNL_SUBSYS_NFTABLES, libc::NFT_MSG_DELTABLE);
+const GET_ELEMENTS: u16 = of_netfilter(libc::NFNL_SUBSYS_NFTABLES, libc::NFT_MSG_GETSETELEM);
+const DELETE_ELEMENTS: u16 = of_netfilter(libc::NFNL_SUBSYS_NFTABLES, libc::NFT_MSG_DELSETELEM);
+/// Of tables: the name (linux/netfilter/nf_tables.h).
 const NFTA_TABLE_NAME: u16 = 1;
 /// Of elements: their table, their set, a list of them; one in the list; its key, as data.
 const LIST_TABLE: u16 = 1;
@@ -29,7 +29,7 @@ const DATA_VALUE: u16 = 1;
 const HEADER: usize = 4;
 /// How many elements are named at once: an attribute has at most 64 KiB.
 const AT_ONCE: usize = 500;
-const NFPROTO_INET: u8 = 1;
+const NFPROTO_INET: u8 = byte(libc::NFPROTO_INET);
 
 /// A connection: remote and local address.
 pub(crate) type Ends = (Address, Address);

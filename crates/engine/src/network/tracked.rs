@@ -5,14 +5,14 @@
 //! has to send such a segment in the name of a peer, the connection is entered by hand first. Where tracking picks up
 //! nothing at all (`nf_conntrack_tcp_loose` is 0), every connection is.
 
-use torpor_kernel::netlink::{Body, CREATE, EXCL, NETFILTER, Socket};
+use torpor_kernel::netlink::{Body, CREATE, EXCL, NETFILTER, Socket, of_netfilter};
 
 use crate::error::Result;
 use crate::file::socket::address::Address;
 
-/// `NFNL_SUBSYS_CTNETLINK` and `IPCTNL_MSG_CT_NEW` (linux/netfilter/nfnetlink_conntrack.h).
-const CT_NEW: u16 = 1 << 8;
-/// Attributes of it (`CTA_*`).
+/// The message is `IPCTNL_MSG_CT_NEW` (linux/netfilter/nfnetlink_conntrack.h).
+const CT_NEW: u16 = of_netfilter(libc::NFNL_SUBSYS_CTNETLINK, 0);
+/// Attributes of it (`CTA_*`, in the same place).
 const TUPLE_ORIG: u16 = 1;
 const TUPLE_REPLY: u16 = 2;
 const STATUS: u16 = 3;

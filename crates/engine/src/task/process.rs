@@ -15,15 +15,18 @@ use super::script::Script;
 use crate::error::{Context, Error, Result};
 use crate::proc;
 
-// linux/prctl.h, linux/membarrier.h.
-/// Linux 6.3.
+/// `MEMBARRIER_CMD_GET_REGISTRATIONS` of linux/membarrier.h (Linux 6.3).
 const MEMBARRIER_GET_REGISTRATIONS: u64 = 1 << 9;
 /// Commands that fail for a process that is not registered for them: private, private with a synchronized core,
 /// private with restarted sequences. To register for one is the command of the next bit.
-const MEMBARRIER_OF_REGISTERED: [u64; 3] = [1 << 3, 1 << 5, 1 << 7];
+const MEMBARRIER_OF_REGISTERED: [u64; 3] = [
+    libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED as u64,
+    libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED_SYNC_CORE as u64,
+    libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ as u64,
+];
 /// Any process may give the command before this, which so does not tell who is registered. To be
 /// registered changes nothing for the process itself: it is reached by that command of others.
-const MEMBARRIER_REGISTER_GLOBAL: u64 = 1 << 2;
+const MEMBARRIER_REGISTER_GLOBAL: u64 = libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED as u64;
 /// `PR_GET_THP_DISABLE` can say more than yes and no since Linux 6.18: flags above this bit.
 const THP_DISABLED: u64 = 1;
 /// `MMF_DUMP_FILTER_DEFAULT` of linux/sched/coredump.h, as `/proc` shows it.

@@ -13,16 +13,16 @@ use crate::cgroup;
 use crate::error::{Context, Error, Result};
 
 /// The flag of sched_setscheduler(2) that is or-ed to the policy, also in images.
-const RESET_ON_FORK: u32 = 0x4000_0000;
+const RESET_ON_FORK: u32 = libc::SCHED_RESET_ON_FORK.cast_unsigned();
 /// The same in `struct sched_attr`.
-const FLAG_RESET_ON_FORK: u64 = 1;
-// linux/sched.h.
+const FLAG_RESET_ON_FORK: u64 = libc::SCHED_FLAG_RESET_ON_FORK as u64;
 const SCHED_OTHER: u32 = libc::SCHED_OTHER.cast_unsigned();
 const SCHED_FIFO: u32 = libc::SCHED_FIFO.cast_unsigned();
 const SCHED_RR: u32 = libc::SCHED_RR.cast_unsigned();
 const SCHED_BATCH: u32 = libc::SCHED_BATCH.cast_unsigned();
 const SCHED_IDLE: u32 = libc::SCHED_IDLE.cast_unsigned();
 const SCHED_DEADLINE: u32 = libc::SCHED_DEADLINE.cast_unsigned();
+/// linux/sched.h.
 const SCHED_EXT: u32 = 7;
 
 /// How many processors this machine has.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use torpor_images::proto::{SeccompEntry, SeccompFilter, SeccompMode};
 use torpor_images::{ImageDir, kind};
 use torpor_policy::seccomp::{Filter, INSTRUCTION, Seccomp};
+use torpor_sys::number::short;
 use torpor_sys::ptrace::{seccomp_filter, seccomp_filter_flags};
 use torpor_tracee::Tracee;
 
@@ -16,13 +17,12 @@ use super::script::Script;
 use crate::error::{Context, Error, Result};
 use crate::proc;
 
-// linux/seccomp.h, linux/bpf_common.h, linux/filter.h.
-const SET_MODE_STRICT: u64 = 0;
-const SET_MODE_FILTER: u64 = 1;
-const FLAG_TSYNC: u64 = 1;
-const RET_ACTION: u32 = 0x7fff_0000;
-const RET_USER_NOTIF: u32 = 0x7fc0_0000;
-const BPF_RET_K: u16 = 0x06;
+const SET_MODE_STRICT: u64 = libc::SECCOMP_SET_MODE_STRICT as u64;
+const SET_MODE_FILTER: u64 = libc::SECCOMP_SET_MODE_FILTER as u64;
+const FLAG_TSYNC: u64 = libc::SECCOMP_FILTER_FLAG_TSYNC;
+const RET_ACTION: u32 = libc::SECCOMP_RET_ACTION;
+const RET_USER_NOTIF: u32 = libc::SECCOMP_RET_USER_NOTIF;
+const BPF_RET_K: u16 = short((libc::BPF_RET | libc::BPF_K).cast_signed());
 
 /// All filters of a tree that is dumped.
 #[derive(Debug, Default)]

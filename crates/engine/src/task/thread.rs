@@ -19,10 +19,9 @@ const ROBUST_HEAD: u64 = 24;
 const NAME_MAX: usize = 15;
 /// Where `struct rseq` (linux/rseq.h) points to the critical section.
 pub(crate) const RSEQ_CS_OFFSET: u64 = 8;
-/// What a thread has that nobody changed: `PR_TSC_ENABLE`, `PR_MCE_KILL_DEFAULT`, and
-/// 50 µs (init_task.c).
-const DEFAULT_TSC: u32 = 1;
-const DEFAULT_MCE_KILL: u64 = 2;
+/// What a thread has that nobody changed; the last is 50 µs (init_task.c).
+const DEFAULT_TSC: u32 = libc::PR_TSC_ENABLE.cast_unsigned();
+const DEFAULT_MCE_KILL: u64 = libc::PR_MCE_KILL_DEFAULT as u64;
 const DEFAULT_SLACK: u64 = 50_000;
 
 /// What only the thread itself can be asked for.

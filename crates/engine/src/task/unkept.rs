@@ -10,26 +10,27 @@ use torpor_tracee::{Batch, Call, Mapping, Outcome, Slot, Tracee, syscall};
 use super::creds;
 use crate::error::{Context, Result};
 
-/// `MPOL_F_ADDR`: the policy of the mapping at an address.
+/// `MPOL_F_ADDR` of linux/mempolicy.h: the policy of the mapping at an address.
 const OF_ADDRESS: u64 = 2;
 /// How many mappings are asked for at once: their answers must find room, beside others.
 pub(crate) const AT_ONCE: usize = 4000;
 /// Operations of keyctl(2). The second tells what there was, and changes nothing if it is given -1.
-const GET_KEYRING_ID: u64 = 0;
-const JOIN_SESSION_KEYRING: u64 = 1;
-const SET_REQKEY_KEYRING: u64 = 14;
+const GET_KEYRING_ID: u64 = libc::KEYCTL_GET_KEYRING_ID as u64;
+const JOIN_SESSION_KEYRING: u64 = libc::KEYCTL_JOIN_SESSION_KEYRING as u64;
+const SET_REQKEY_KEYRING: u64 = libc::KEYCTL_SET_REQKEY_KEYRING as u64;
 const NO_CHANGE: u64 = (-1i64).cast_unsigned();
 /// The keyrings of a thread, of its process, of its session, as keyctl(2) names them.
 const OF_THREAD: u64 = (-1i64).cast_unsigned();
 const OF_PROCESS: u64 = (-2i64).cast_unsigned();
 const OF_SESSION: u64 = (-3i64).cast_unsigned();
-/// `ARCH_GET_CPUID` and `ARCH_GET_UNTAG_MASK` of arch_prctl(2).
+/// `ARCH_GET_CPUID` and `ARCH_GET_UNTAG_MASK` of asm/prctl.h.
 const GET_CPUID: u64 = 0x1011;
 const GET_UNTAG_MASK: u64 = 0x4001;
-/// `PR_SPEC_PRCTL` (it can be chosen), `PR_SPEC_ENABLE`, and that it is off in any way.
-const SPEC_OWN: u64 = 1;
-const SPEC_ENABLED: u64 = 1 << 1;
-const SPEC_DISABLED: u64 = 1 << 2 | 1 << 3 | 1 << 4;
+/// What speculation a thread can choose itself, that it is on, and that it is off in any way.
+const SPEC_OWN: u64 = libc::PR_SPEC_PRCTL as u64;
+const SPEC_ENABLED: u64 = libc::PR_SPEC_ENABLE as u64;
+const SPEC_DISABLED: u64 =
+    (libc::PR_SPEC_DISABLE | libc::PR_SPEC_FORCE_DISABLE | libc::PR_SPEC_DISABLE_NOEXEC) as u64;
 /// The level of iopl(2) that gives all ports of devices, and `CAP_SYS_RAWIO`, which it wants.
 const ALL_PORTS: u64 = 3;
 const RAWIO: Capabilities = Capabilities(1 << 17);

@@ -19,8 +19,8 @@ use super::scan::{attributes, failed};
 use super::{Change, Meta, Name, PIECE, What, path, split};
 use crate::error::{Context, Error, Result};
 
-/// Bytes of a path (`PATH_MAX`).
-const MAX_NAME: usize = 4096;
+/// Bytes of a path.
+const MAX_NAME: usize = libc::PATH_MAX as usize;
 
 /// The bits of a mode by which a program runs as its owner, or in its group.
 const SET_ID: u32 = 0o6000;

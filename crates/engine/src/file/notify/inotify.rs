@@ -20,9 +20,8 @@ use crate::file::opener::{Opener, Temporary};
 use crate::file::remap::Paths;
 use crate::file::{Found, OpenFiles};
 
-/// `IN_ALL_EVENTS`, `IN_UNMOUNT`, `IN_EXCL_UNLINK` and `IN_ONESHOT`: what fdinfo shows of
-/// a mask, less what only says how to add it.
-const MASK: u32 = 0x8400_2fff;
+/// What fdinfo shows of a mask, less what only says how to add it.
+const MASK: u32 = libc::IN_ALL_EVENTS | libc::IN_UNMOUNT | libc::IN_EXCL_UNLINK | libc::IN_ONESHOT;
 
 /// The size of an event without a name (`struct inotify_event`).
 const EVENT: u64 = 16;

@@ -25,8 +25,8 @@ pub(super) struct MulticastGroup {
 const FILTER: usize = 144;
 /// `struct sockaddr_storage`.
 const ADDRESS: usize = 128;
-/// `MCAST_EXCLUDE`; the other mode, `MCAST_INCLUDE`, is 1.
-const EXCLUDE: u32 = 0;
+/// All sources but those that are named; the other mode is `MCAST_INCLUDE`.
+const EXCLUDE: u32 = libc::MCAST_EXCLUDE.cast_unsigned();
 
 /// All groups in the network namespace of this thread.
 ///

@@ -25,9 +25,6 @@ use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespaces, run_in};
 use crate::proc;
 
-/// `NETLINK_ADD_MEMBERSHIP` (netlink(7)).
-const ADD_MEMBERSHIP: i32 = 1;
-
 /// Describes a netlink socket.
 pub(super) fn dump(
     sockets: &mut Lists,
@@ -147,7 +144,7 @@ pub(crate) fn open(spaces: &Namespaces, id_maps: &IdMaps, entry: &FileEntry) -> 
     // One by one: bind(2) takes no groups above the 32nd.
     for group in groups {
         let group = i32::try_from(group).unwrap_or(i32::MAX);
-        socket::set_int(fd, libc::SOL_NETLINK, ADD_MEMBERSHIP, group)
+        socket::set_int(fd, libc::SOL_NETLINK, libc::NETLINK_ADD_MEMBERSHIP, group)
             .context(|| format!("netlink socket {} joins group {group}", entry.id))?;
     }
     if let Some((number, groups)) = peer {
@@ -189,7 +186,8 @@ mod tests {
             let route = new(libc::NETLINK_ROUTE);
             socket::bind(route.as_fd(), &address(4711, 0x41)).unwrap();
             // RTNLGRP_NEXTHOP is above those that bind(2) knows.
-            socket::set_int(route.as_fd(), libc::SOL_NETLINK, ADD_MEMBERSHIP, 32).unwrap();
+            socket::set_int(route.as_fd(), libc::SOL_NETLINK, libc::NETLINK_ADD_MEMBERSHIP, 32)
+                .unwrap();
             socket::set_int(route.as_fd(), libc::SOL_NETLINK, 12, 1).unwrap();
             let peer = new(libc::NETLINK_USERSOCK);
             socket::connect(peer.as_fd(), &address(99, 0)).unwrap();

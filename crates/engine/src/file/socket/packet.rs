@@ -25,7 +25,7 @@ use crate::file::Found;
 use crate::namespace::Namespaces;
 use crate::namespace::user::IdMaps;
 
-pub(super) const TPACKET_V3: u32 = 2;
+pub(super) const TPACKET_V3: u32 = libc::tpacket_versions::TPACKET_V3 as u32;
 /// Ways of fanout that are decided by a program: classic and extended BPF.
 const FANOUT_PROGRAMS: [u32; 2] = [6, 7];
 /// The longest address of a group (`struct packet_mreq_max`).
@@ -248,12 +248,14 @@ fn restore_membership(fd: BorrowedFd<'_>, group: &PacketGroup) -> io::Result<()>
 
 #[cfg(test)]
 mod tests {
+    use torpor_sys::number::short;
+
     use super::super::testing::{cycle, dump, entries, in_netns};
     use super::*;
     use crate::options::Options;
 
-    /// `ETH_P_ARP` in network byte order: nothing of it comes over the loopback device.
-    const ARP: i32 = 0x0608;
+    /// In the order of the network: nothing of it comes over the loopback device.
+    const ARP: i32 = short(libc::ETH_P_ARP).to_be() as i32;
 
     fn new(kind: i32) -> OwnedFd {
         socket::socket(libc::AF_PACKET, kind, ARP).unwrap()

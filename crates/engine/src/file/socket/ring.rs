@@ -22,10 +22,10 @@ use crate::file::Found;
 use crate::file::found::own_pid;
 use crate::memory::vma::{Vma, status};
 
-/// `TPACKET_V1`.
-const TPACKET_V1: u32 = 0;
-/// `TP_STATUS_USER`: the program has the slot.
-const USER: u32 = 1;
+/// The first version of rings.
+const TPACKET_V1: u32 = libc::tpacket_versions::TPACKET_V1 as u32;
+/// The program has the slot.
+const USER: u32 = libc::TP_STATUS_USER;
 /// The largest ring whose unread packets are kept.
 const MAX_RING: u64 = 256 << 20;
 /// An EtherType for experiments (IEEE 802 local experimental 1), which nothing listens to.

@@ -329,8 +329,7 @@ fn send_all(fd: BorrowedFd<'_>, mut data: &[u8]) -> std::io::Result<()> {
 /// Until it wakes, a socket takes the restore's own packets only, by the mark: the kernel
 /// would answer others before all sockets are there.
 fn only_marked() -> [Instruction; 4] {
-    // linux/filter.h: SKF_AD_OFF + SKF_AD_MARK
-    const PACKET_MARK: u32 = 0xffff_f014;
+    const PACKET_MARK: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_MARK).cast_unsigned();
     let i = |code, jt, jf, k| Instruction { code, jt, jf, k };
     [i(0x20, 0, 0, PACKET_MARK), i(0x15, 0, 1, MARK), i(0x06, 0, 0, u32::MAX), i(0x06, 0, 0, 0)]
 }

@@ -20,8 +20,8 @@ use crate::file::{Found, ext};
 use crate::namespace::mount::TreeMounts;
 use crate::options::Given;
 
-/// `DEVPTS_SUPER_MAGIC` of linux/magic.h.
-const DEVPTS: i64 = 0x1cd1;
+/// The file system of terminals.
+const DEVPTS: i64 = libc::DEVPTS_SUPER_MAGIC;
 
 /// The terminals that the dump has met.
 #[derive(Debug, Default)]

@@ -47,10 +47,9 @@ pub(super) fn read(tty: impl AsFd, info: &mut TtyInfoEntry) -> Result<()> {
 fn entry(termios: &Termios) -> TermiosEntry {
     let mut bytes = [0; 4 * 19];
     bytes[..termios.cc.len()].copy_from_slice(&termios.cc);
-    /// `BOTHER` of asm/termbits.h, for output and, 16 bits up, for input.
-    const BOTHER: u32 = 0o10000;
-    let speeds = [termios.cflag, termios.cflag >> 16];
-    let any_speed = speeds.iter().any(|bits| bits & (BOTHER | 0o17) == BOTHER);
+    // Of output, and of input.
+    let speeds = [termios.cflag, termios.cflag >> libc::IBSHIFT];
+    let any_speed = speeds.iter().any(|bits| bits & (libc::BOTHER | 0o17) == libc::BOTHER);
     let words = bytes.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word));
     TermiosEntry {
         c_iflag: termios.iflag,

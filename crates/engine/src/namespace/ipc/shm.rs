@@ -21,7 +21,7 @@ use crate::restore::object;
 use crate::restore::pages::Pages;
 
 /// Where flags have the logarithm of the page size.
-const HUGE_SHIFT: u32 = 26;
+const HUGE_SHIFT: u32 = libc::MAP_HUGE_SHIFT.cast_unsigned();
 
 /// A segment of the dumped namespace, with its content.
 pub(super) struct ShmSegment {

@@ -3,8 +3,9 @@
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use libc::{
-    ARPHRD_LOOPBACK, IFLA_ADDRESS, IFLA_IFNAME, IFLA_LINK, IFLA_LINK_NETNSID, IFLA_LINKINFO,
-    IFLA_MASTER, IFLA_MTU, IFLA_NET_NS_FD, IFLA_NEW_IFINDEX, RTM_GETLINK, RTM_NEWLINK,
+    ARPHRD_LOOPBACK, IFLA_ADDRESS, IFLA_IFNAME, IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINK,
+    IFLA_LINK_NETNSID, IFLA_LINKINFO, IFLA_MASTER, IFLA_MTU, IFLA_NET_NS_FD, IFLA_NEW_IFINDEX,
+    RTM_GETLINK, RTM_NEWLINK,
 };
 use torpor_images::proto::{MacvlanLinkEntry, NdType, NetDeviceEntry, SitEntry};
 use torpor_kernel::netlink::{Body, CREATE, EXCL, Message, Socket, half, word};
@@ -14,18 +15,21 @@ use super::conf::Sysctls;
 use super::tun;
 use crate::error::{Context, Error, Result};
 
-// linux/if_link.h and linux/veth.h.
-const INFO_KIND: u16 = 1;
-const INFO_DATA: u16 = 2;
+// linux/veth.h and linux/if_link.h.
 const VETH_INFO_PEER: u16 = 1;
 const MACVLAN_MODE: u16 = 1;
 const MACVLAN_FLAGS: u16 = 2;
 /// `struct ifinfomsg`.
 const IFINFOMSG: usize = 16;
 
-/// The flags that can be set (linux/if.h): up, debug, no ARP, promiscuous, all
-/// multicast, multicast.
-const SETTABLE: u32 = 0x1 | 0x4 | 0x80 | 0x100 | 0x200 | 0x1000;
+/// The flags that can be set.
+const SETTABLE: u32 = (libc::IFF_UP
+    | libc::IFF_DEBUG
+    | libc::IFF_NOARP
+    | libc::IFF_PROMISC
+    | libc::IFF_ALLMULTI
+    | libc::IFF_MULTICAST)
+    .cast_unsigned();
 const IFF_UP: u32 = libc::IFF_UP.cast_unsigned();
 
 /// Devices that some kernels put into every network namespace.
@@ -129,7 +133,7 @@ fn parse(message: &Message) -> Result<Link<'_>> {
     Ok(Link {
         message,
         name: attributes.text(IFLA_IFNAME).ok_or_else(bad)?.to_owned(),
-        kind: attributes.nested(IFLA_LINKINFO).text(INFO_KIND).unwrap_or_default(),
+        kind: attributes.nested(IFLA_LINKINFO).text(IFLA_INFO_KIND).unwrap_or_default(),
         flags: word(message.body(), 8).unwrap_or(0),
     })
 }
@@ -151,7 +155,7 @@ fn describe(link: &Link<'_>, around: &Surroundings<'_>) -> Result<NetDeviceEntry
         conf6: Sysctls::v6(&link.name).read()?,
         ..NetDeviceEntry::default()
     };
-    let data = attributes.nested(IFLA_LINKINFO).nested(INFO_DATA);
+    let data = attributes.nested(IFLA_LINKINFO).nested(IFLA_INFO_DATA);
     let lower = attributes.word(IFLA_LINK);
     let lower_ns = match attributes.word(IFLA_LINK_NETNSID) {
         None => Some(around.ns_id),
@@ -200,7 +204,7 @@ fn describe(link: &Link<'_>, around: &Surroundings<'_>) -> Result<NetDeviceEntry
 }
 
 fn sit(link: &Link<'_>) -> SitEntry {
-    let data = link.message.attributes(IFINFOMSG).nested(IFLA_LINKINFO).nested(INFO_DATA);
+    let data = link.message.attributes(IFINFOMSG).nested(IFLA_LINKINFO).nested(IFLA_INFO_DATA);
     let byte = |kind| data.find(kind).and_then(|v| v.first()).map(|&b| u32::from(b));
     let short = |kind| data.find(kind).and_then(|v| half(v, 0)).map(u32::from);
     let words = |kind| -> Vec<u32> {
@@ -244,8 +248,8 @@ fn request(device: &NetDevice, kind: &str, data: impl FnOnce(&mut Body)) -> Body
     }
     body.put_word(IFLA_MTU, device.mtu);
     body.nest(IFLA_LINKINFO, &[], |info| {
-        info.put_text(INFO_KIND, kind);
-        info.nest(INFO_DATA, &[], data);
+        info.put_text(IFLA_INFO_KIND, kind);
+        info.nest(IFLA_INFO_DATA, &[], data);
     });
     body
 }

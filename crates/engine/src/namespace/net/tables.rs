@@ -13,6 +13,7 @@ use torpor_kernel::netlink::{Body, CREATE, Message, NETFILTER, REPLACE, ROUTE, S
 use torpor_policy::collect;
 use torpor_policy::collect::Addresses;
 use torpor_policy::collect::lists::{self, List};
+use torpor_sys::number::byte;
 
 use crate::error::{Context, Error, Result};
 
@@ -27,18 +28,18 @@ pub(super) struct ListKind {
     header: &'static [u8],
 }
 
-const INET: u8 = 2;
-pub(super) const INET6: u8 = 10;
+const INET: u8 = byte(libc::AF_INET);
+pub(super) const INET6: u8 = byte(libc::AF_INET6);
 
 /// Addresses of both families.
 pub(super) const ADDRESSES: ListKind =
-    ListKind { list: lists::ADDRESSES, family: ROUTE, get: 22, header: &[0; 8] };
+    ListKind { list: lists::ADDRESSES, family: ROUTE, get: libc::RTM_GETADDR, header: &[0; 8] };
 
 /// IPv4 routes.
 pub(super) const ROUTES4: ListKind = ListKind {
     list: lists::ROUTES4,
     family: ROUTE,
-    get: 26,
+    get: libc::RTM_GETROUTE,
     header: &[INET, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
@@ -47,10 +48,12 @@ pub(super) const ROUTES6: ListKind =
     ListKind { list: lists::ROUTES6, header: &[INET6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], ..ROUTES4 };
 
 /// IPv4 routing rules.
-pub(super) const RULES4: ListKind = ListKind { list: lists::RULES4, get: 34, ..ROUTES4 };
+pub(super) const RULES4: ListKind =
+    ListKind { list: lists::RULES4, get: libc::RTM_GETRULE, ..ROUTES4 };
 
 /// IPv6 routing rules.
-pub(super) const RULES6: ListKind = ListKind { list: lists::RULES6, get: 34, ..ROUTES6 };
+pub(super) const RULES6: ListKind =
+    ListKind { list: lists::RULES6, get: libc::RTM_GETRULE, ..ROUTES6 };
 
 /// Tracked connections.
 pub(super) const CONNECTIONS: ListKind = ListKind {
@@ -69,7 +72,8 @@ pub(super) const EXPECTED: ListKind =
 pub(super) const IFADDRMSG: usize = 8;
 pub(super) const RTMSG: usize = 12;
 /// Kinds of routes that come with an address: local, broadcast, anycast, multicast.
-const OF_ADDRESS: [u8; 4] = [2, 3, 4, 5];
+const OF_ADDRESS: [u8; 4] =
+    [libc::RTN_LOCAL, libc::RTN_BROADCAST, libc::RTN_ANYCAST, libc::RTN_MULTICAST];
 /// What the kernel says about a route but does not want to be told: dead, offloaded,
 /// link down, trapped, a copy from the cache.
 const REPORTED: u32 = 0x1 | 0x8 | 0x10 | 0x40 | 0x200;
@@ -348,7 +352,7 @@ pub(crate) fn forget_requests(kind: Kind, bytes: &mut [u8]) {
 }
 
 /// Bytes of `struct nlmsghdr`.
-const HEADER: usize = 16;
+const HEADER: usize = size_of::<libc::nlmsghdr>();
 
 /// Takes out of a message of a route when it was used last, and by how many (`RTA_CACHEINFO`).
 fn forget_use(message: &mut [u8]) {

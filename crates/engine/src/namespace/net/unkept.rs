@@ -14,19 +14,13 @@ use crate::namespace::left_out::leave_out;
 use crate::options::{Given, Network};
 use crate::proc;
 
-/// The family of netlink for IPsec (`NETLINK_XFRM`), and what asks for states and policies
-/// (linux/xfrm.h).
-const XFRM: i32 = 6;
+/// What asks for states and policies of IPsec (linux/xfrm.h).
 const GET_STATES: u16 = 0x12;
 const GET_POLICIES: u16 = 0x15;
-/// linux/rtnetlink.h, `struct tcmsg` and `TCA_KIND`.
-const GET_QDISCS: u16 = 38;
+/// `struct tcmsg` (linux/rtnetlink.h).
 const TCMSG: [u8; 20] = [0; 20];
-const TCA_KIND: u16 = 1;
-/// linux/neighbour.h, `struct ndmsg`.
-const GET_NEIGHBOURS: u16 = 30;
+/// `struct ndmsg` (linux/neighbour.h).
 const NDMSG: [u8; 12] = [0; 12];
-const NUD_PERMANENT: u16 = 0x80;
 
 /// Where the kernel shows the settings of the network namespace of the thread that looks.
 const SETTINGS: &str = "/proc/sys/net";
@@ -72,7 +66,7 @@ fn refuse_ipsec(pid: i32) -> Result<()> {
     if !has_ipsec() {
         return Ok(());
     }
-    let mut socket = Socket::open(XFRM)?;
+    let mut socket = Socket::open(libc::NETLINK_XFRM)?;
     for (kind, what) in [(GET_STATES, "states"), (GET_POLICIES, "policies")] {
         if !socket.list_as_it_is(kind, &[])?.is_empty() {
             return Err(Error::refused(
@@ -93,22 +87,24 @@ fn refuse_ipsec(pid: i32) -> Result<()> {
 fn has_ipsec() -> bool {
     let sockets = std::fs::read_to_string("/proc/thread-self/net/netlink").unwrap_or_default();
     let family = |line: &str| line.split_whitespace().nth(1).and_then(|f| f.parse::<i32>().ok());
-    sockets.lines().any(|line| family(line) == Some(XFRM))
+    sockets.lines().any(|line| family(line) == Some(libc::NETLINK_XFRM))
 }
 
 /// The kinds of what somebody has set for queues of devices: what the kernel sets has no handle.
 fn qdiscs(socket: &mut Socket) -> Result<Vec<String>> {
-    let all = socket.list_as_it_is(GET_QDISCS, &TCMSG)?;
+    let all = socket.list_as_it_is(libc::RTM_GETQDISC, &TCMSG)?;
     let given = all.iter().filter(|qdisc| word(qdisc.body(), 8).is_some_and(|handle| handle != 0));
-    let kind =
-        |qdisc: &Message| qdisc.attributes(TCMSG.len()).text(TCA_KIND).unwrap_or("?").to_owned();
+    let kind = |qdisc: &Message| {
+        qdisc.attributes(TCMSG.len()).text(libc::TCA_KIND).unwrap_or("?").to_owned()
+    };
     Ok(given.map(kind).collect())
 }
 
 /// How many neighbours somebody has set for good.
 fn neighbours(socket: &mut Socket) -> Result<Vec<String>> {
-    let all = socket.list_as_it_is(GET_NEIGHBOURS, &NDMSG)?;
-    let is_permanent = |body: &[u8]| half(body, 8).is_some_and(|state| state & NUD_PERMANENT != 0);
+    let all = socket.list_as_it_is(libc::RTM_GETNEIGH, &NDMSG)?;
+    let is_permanent =
+        |body: &[u8]| half(body, 8).is_some_and(|state| state & libc::NUD_PERMANENT != 0);
     let count = all.iter().filter(|neighbour| is_permanent(neighbour.body())).count();
     Ok((count > 0).then(|| count.to_string()).into_iter().collect())
 }

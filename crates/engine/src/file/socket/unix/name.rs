@@ -18,6 +18,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use torpor_images::proto::{FilePermsEntry, UnixSkEntry};
 use torpor_policy::{SocketFile, UnixName};
+use torpor_sys::number::short;
 use torpor_sys::rights::FileRights;
 use torpor_sys::socket;
 
@@ -37,7 +38,7 @@ pub(super) fn is_path(name: &[u8]) -> bool {
 
 /// A name as an address: with the family in front.
 pub(super) fn address(name: &[u8]) -> Vec<u8> {
-    const FAMILY: u16 = 1; // AF_UNIX
+    const FAMILY: u16 = short(libc::AF_UNIX);
     let mut bytes = FAMILY.to_ne_bytes().to_vec();
     bytes.extend(name);
     bytes
