@@ -5,8 +5,8 @@ use torpor_images::proto::{FanotifyFileEntry, FanotifyMarkEntry, MarkType};
 use crate::request::Ask;
 use crate::watching::WatchedHandle;
 
-/// `FAN_REPORT_FID` and `FAN_REPORT_DIR_FID`: events carry no open files (linux/fanotify.h).
-const REPORTS_HANDLES: u32 = 0x200 | 0x400;
+/// Events carry no open files.
+const REPORTS_HANDLES: u32 = libc::FAN_REPORT_FID | libc::FAN_REPORT_DIR_FID;
 
 /// A descriptor of fanotify(7).
 #[derive(Debug, Clone, PartialEq)]

@@ -12,15 +12,15 @@ use crate::archive::SET_ID;
 use crate::error::{Error, Result};
 use crate::request::{Ask, Device};
 
-/// The type of a file in its mode, and its values (`S_IF*`).
-const TYPE: u32 = 0o170_000;
-const SOCKET: u32 = 0o140_000;
-const LINK: u32 = 0o120_000;
-const REGULAR: u32 = 0o100_000;
-const BLOCK: u32 = 0o060_000;
-const DIRECTORY: u32 = 0o040_000;
-const CHARACTER: u32 = 0o020_000;
-const FIFO: u32 = 0o010_000;
+/// The type of a file in its mode, and its values.
+const TYPE: u32 = libc::S_IFMT;
+const SOCKET: u32 = libc::S_IFSOCK;
+const LINK: u32 = libc::S_IFLNK;
+const REGULAR: u32 = libc::S_IFREG;
+const BLOCK: u32 = libc::S_IFBLK;
+const DIRECTORY: u32 = libc::S_IFDIR;
+const CHARACTER: u32 = libc::S_IFCHR;
+const FIFO: u32 = libc::S_IFIFO;
 
 /// An unlinked file.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]

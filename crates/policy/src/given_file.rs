@@ -11,8 +11,8 @@ use crate::terminal::{Terminal, TerminalKind};
 use crate::unix_end::UnixEnd;
 use crate::unix_name::EXTERNAL;
 
-/// The type of a Unix socket of datagrams (`SOCK_DGRAM` of linux/net.h).
-const DATAGRAMS: u32 = 2;
+/// The type of a Unix socket of datagrams.
+const DATAGRAMS: u32 = libc::SOCK_DGRAM.cast_unsigned();
 
 /// An open file that is not made, because the caller gives it (`--inherit-fd`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]

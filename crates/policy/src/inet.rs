@@ -7,12 +7,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use serde::{Deserialize, Serialize};
 use torpor_images::proto::InetSkEntry;
 
-const INET: u32 = 2;
-const INET6: u32 = 10;
-/// Types of sockets (socket(2)) and the protocols of pings.
-const DATAGRAM: u32 = 2;
-const RAW: u32 = 3;
-const ICMP: [u32; 2] = [1, 58];
+const INET: u32 = libc::AF_INET.cast_unsigned();
+const INET6: u32 = libc::AF_INET6.cast_unsigned();
+/// Types of sockets, and the protocols of pings.
+const DATAGRAM: u32 = libc::SOCK_DGRAM.cast_unsigned();
+const RAW: u32 = libc::SOCK_RAW.cast_unsigned();
+const ICMP: [u32; 2] = [libc::IPPROTO_ICMP.cast_unsigned(), libc::IPPROTO_ICMPV6.cast_unsigned()];
 
 /// An address with a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use torpor_images::proto::{InetSkEntry, TcpOptsEntry};
 
-const STREAM: u32 = 1;
+const STREAM: u32 = libc::SOCK_STREAM.cast_unsigned();
 
 /// The options of an Internet socket. One that is not said stays as a new socket has it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -8,8 +8,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use serde::{Deserialize, Serialize};
 use torpor_images::proto::{InetSkEntry, SkMembership};
 
-const IP: u32 = 0;
-const IPV6: u32 = 41;
+const IP: u32 = libc::IPPROTO_IP.cast_unsigned();
+const IPV6: u32 = libc::IPPROTO_IPV6.cast_unsigned();
 
 /// A group that a socket has joined on a device.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]

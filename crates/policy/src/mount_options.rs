@@ -6,12 +6,22 @@
 use crate::mount::Mount;
 use crate::passed::SpecMount;
 
-/// `MS_*` flags of mount(2) that take rights away, and their names.
-pub(crate) const NARROW: [(u32, &str); 5] =
-    [(1, "ro"), (2, "nosuid"), (4, "nodev"), (8, "noexec"), (1 << 8, "nosymfollow")];
-pub(crate) const READ_ONLY: u32 = 1;
+/// Flags of mount(2) that take rights away, and their names.
+pub(crate) const NARROW: [(u32, &str); 5] = [
+    (READ_ONLY, "ro"),
+    (mount_flag(libc::MS_NOSUID), "nosuid"),
+    (mount_flag(libc::MS_NODEV), "nodev"),
+    (mount_flag(libc::MS_NOEXEC), "noexec"),
+    (mount_flag(libc::MS_NOSYMFOLLOW), "nosymfollow"),
+];
+pub(crate) const READ_ONLY: u32 = mount_flag(libc::MS_RDONLY);
 /// Stands for a word of which nobody here knows what it takes away. No flag of mount(2) that a mount has is this one.
 const UNKNOWN: u32 = 1 << 31;
+
+/// A flag of mount(2) in the width in which images have all of them: none has more bits.
+pub(crate) const fn mount_flag(flag: libc::c_ulong) -> u32 {
+    (flag & 0xffff_ffff) as u32
+}
 
 /// Words that take nothing away. Those of [`NARROW`] and these can have an `r` before them, for what is mounted below
 /// as well.

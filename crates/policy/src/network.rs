@@ -173,8 +173,7 @@ impl NetDevice {
     /// What decides which packets it takes: judged of devices of the caller's.
     #[must_use]
     pub fn reach(&self) -> Vec<Ask> {
-        /// `IFF_PROMISC`, `IFF_ALLMULTI` (linux/if.h).
-        const TAKES_ALL: u32 = 0x100 | 0x200;
+        const TAKES_ALL: u32 = (libc::IFF_PROMISC | libc::IFF_ALLMULTI).cast_unsigned();
         /// `MACVLAN_MODE_PASSTHRU` (linux/if_link.h): the device below takes all packets, too.
         const PASSTHRU: u32 = 8;
         let address = self.address.as_deref().map(hardware);

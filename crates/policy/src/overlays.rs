@@ -103,12 +103,13 @@ mod tests {
     use super::*;
     use crate::judge::{Checked, Origin};
     use crate::mount::From;
+    use crate::mount_options::mount_flag;
     use crate::request::Ask;
     use crate::rules::Policy;
     use crate::runtime::tests::{fs, shows};
 
-    const NODEV: u32 = 4;
-    const NOEXEC: u32 = 8;
+    const NODEV: u32 = mount_flag(libc::MS_NODEV);
+    const NOEXEC: u32 = mount_flag(libc::MS_NOEXEC);
 
     /// The root, a directory of this host (nodev, noexec), the kernel's files, a file that is
     /// hidden, and an overlay.

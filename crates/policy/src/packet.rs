@@ -11,7 +11,7 @@ use crate::words::RING_SIZE;
 const MAX_ADDRESS: usize = 32;
 /// How much memory the rings of a socket may take without being asked for, in bytes.
 const MAX_RINGS: u64 = 256 << 20;
-/// `SOCK_PACKET`, the type of long ago.
+/// `SOCK_PACKET` of linux/net.h, the type of long ago.
 const OLD: u32 = 10;
 
 /// A packet socket.

@@ -8,9 +8,9 @@ use torpor_images::proto::FileEntry;
 use crate::memory_file::{MemoryFile, MemoryInode};
 use crate::watching::{EpollSet, Inotify};
 
-/// `EFD_SEMAPHORE`. Images of Torpor's old versions have it in the lowest bit of the flags, which is free: an
+/// Images of Torpor's old versions have it in the lowest bit of the flags, which is free: an
 /// eventfd is always open for reading and writing, `O_RDWR` is bit 1.
-const SEMAPHORE: u32 = 1;
+const SEMAPHORE: u32 = libc::EFD_SEMAPHORE.cast_unsigned();
 /// What images say of a process that has ended and been reaped.
 const ENDED: i32 = -1;
 

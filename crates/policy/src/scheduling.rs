@@ -4,7 +4,7 @@
 use torpor_images::proto::CoreEntry;
 
 /// The flag of sched_setscheduler(2) that is or-ed to the policy, also in images.
-const RESET_ON_FORK: u32 = 0x4000_0000;
+const RESET_ON_FORK: u32 = libc::SCHED_RESET_ON_FORK.cast_unsigned();
 
 /// How a thread is scheduled.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -3,8 +3,7 @@
 
 use torpor_images::proto::{FileEntry, FownEntry};
 
-/// `O_ASYNC` (asm-generic/fcntl.h).
-const ASYNC: u32 = 0o20_000;
+const ASYNC: u32 = libc::O_ASYNC.cast_unsigned();
 
 /// The owner of an open file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,20 +13,19 @@ use crate::netlink::Netlink;
 use crate::request::Ask;
 use crate::unix_end::{UnixEnd, UnixLink};
 
-// linux/socket.h, linux/net.h, linux/in.h.
-const UNIX: u32 = 1;
-const INET: u32 = 2;
-const INET6: u32 = 10;
-const NETLINK: u32 = 16;
-const PACKET: u32 = 17;
-const STREAM: u32 = 1;
-const DATAGRAM: u32 = 2;
-const RAW: u32 = 3;
-const SEQPACKET: u32 = 5;
-const TCP: u32 = 6;
-const UDP: u32 = 17;
-const MPTCP: u32 = 262;
-/// The old type of packet sockets (`SOCK_PACKET`): its protocol is known from the beginning.
+const UNIX: u32 = libc::AF_UNIX.cast_unsigned();
+const INET: u32 = libc::AF_INET.cast_unsigned();
+const INET6: u32 = libc::AF_INET6.cast_unsigned();
+const NETLINK: u32 = libc::AF_NETLINK.cast_unsigned();
+const PACKET: u32 = libc::AF_PACKET.cast_unsigned();
+const STREAM: u32 = libc::SOCK_STREAM.cast_unsigned();
+const DATAGRAM: u32 = libc::SOCK_DGRAM.cast_unsigned();
+const RAW: u32 = libc::SOCK_RAW.cast_unsigned();
+const SEQPACKET: u32 = libc::SOCK_SEQPACKET.cast_unsigned();
+const TCP: u32 = libc::IPPROTO_TCP.cast_unsigned();
+const UDP: u32 = libc::IPPROTO_UDP.cast_unsigned();
+const MPTCP: u32 = libc::IPPROTO_MPTCP.cast_unsigned();
+/// The old type of packet sockets (`SOCK_PACKET` of linux/net.h): its protocol is known from the beginning.
 const OLD_PACKET: u32 = 10;
 
 /// The states of Internet sockets, from 1 (net/tcp_states.h).
@@ -364,8 +363,7 @@ mod tests {
 
     #[test]
     fn other_sockets_are_refused() {
-        /// `SOCK_NONBLOCK` of socket(2).
-        const NONBLOCK: u32 = 0o4000;
+        const NONBLOCK: u32 = libc::SOCK_NONBLOCK.cast_unsigned();
         for (family, kind, protocol) in [
             (INET, RAW | NONBLOCK, 1),
             (INET, STREAM, 0),

@@ -12,7 +12,7 @@ use torpor_images::{ImageDir, kind};
 use crate::error::{Error, Result};
 use crate::request::Ask;
 
-const STREAM: u32 = 1;
+const STREAM: u32 = libc::SOCK_STREAM.cast_unsigned();
 /// States (linux/tcp_states.h).
 const CLOSE: u32 = 7;
 const LISTEN: u32 = 10;

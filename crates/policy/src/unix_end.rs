@@ -283,8 +283,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    const STREAM: u32 = 1;
-    const DATAGRAM: u32 = 2;
+    const STREAM: u32 = libc::SOCK_STREAM.cast_unsigned();
+    const DATAGRAM: u32 = libc::SOCK_DGRAM.cast_unsigned();
     const CONNECTED: u32 = 1;
     const LISTENING: u32 = 10;
 

@@ -29,8 +29,8 @@ const MAX_CONTENT: u64 = 64 << 30;
 /// No header of names and attributes is larger, in bytes.
 const MAX_HEADER: u64 = 1 << 20;
 /// Bits of a mode: set-uid and set-gid.
-const SET_USER: u32 = 0o4000;
-const SET_GROUP: u32 = 0o2000;
+const SET_USER: u32 = libc::S_ISUID;
+const SET_GROUP: u32 = libc::S_ISGID;
 pub(crate) const SET_ID: u32 = SET_USER | SET_GROUP;
 /// The attribute that gives a program capabilities.
 const CAPABILITIES: &[u8] = b"security.capability";

@@ -15,11 +15,9 @@ use crate::ghost::Ghost;
 use crate::memory::MemoryArea;
 use crate::memory_file::MemoryInode;
 use crate::mount::Mount;
+use crate::mount_options::READ_ONLY;
 use crate::path_file::PathFile;
 use crate::request::Ask;
-
-/// `MS_RDONLY` of mount(2).
-const READ_ONLY: u32 = 1;
 
 pub(super) fn collect(
     checkpoint: &Checkpoint<'_>,

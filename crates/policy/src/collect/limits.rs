@@ -8,14 +8,18 @@ use crate::passed::Passed;
 use crate::request::Ask;
 use crate::scheduling::{Class, Scheduling};
 
-/// The number of `RLIMIT_MEMLOCK`.
-const MEMLOCK: usize = 8;
+/// The number of the limit of locked memory.
+const MEMLOCK: usize = libc::RLIMIT_MEMLOCK as usize;
 
-/// `SCHED_FIFO`, `SCHED_RR`, `SCHED_DEADLINE` (linux/sched.h).
-const REAL_TIME: [u32; 3] = [1, 2, 6];
-/// `SCHED_IDLE`, and what configurations call it: it takes `CAP_SYS_NICE`, or a limit of nice values (`RLIMIT_NICE`) that
-/// allows that of the task, to leave it.
-const IDLE: u32 = 5;
+/// Classes of threads that go before all others.
+const REAL_TIME: [u32; 3] = [
+    libc::SCHED_FIFO.cast_unsigned(),
+    libc::SCHED_RR.cast_unsigned(),
+    libc::SCHED_DEADLINE.cast_unsigned(),
+];
+/// The class below all others, and what configurations call it: it takes `CAP_SYS_NICE`, or a limit
+/// of nice values (`RLIMIT_NICE`) that allows that of the task, to leave it.
+const IDLE: u32 = libc::SCHED_IDLE.cast_unsigned();
 const IDLE_NAME: &str = "SCHED_IDLE";
 /// Where the class of a priority for I/O is, and `IOPRIO_CLASS_RT` (linux/ioprio.h).
 const IO_CLASS: u32 = 13;

@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 
 /// The largest of these files that is read.
 const LIMIT: u64 = 64 << 20;
-/// The length of `struct nlmsghdr` (linux/netlink.h).
-const HEADER: usize = 16;
+/// The length of what a message begins with.
+const HEADER: usize = size_of::<libc::nlmsghdr>();
 
 /// A kind of list.
 #[derive(Debug, Clone, Copy)]
@@ -27,18 +27,20 @@ pub struct List {
 
 /// Addresses of both families.
 pub const ADDRESSES: List =
-    List { image: kind::IFADDR, magic: Some(0x4736_1222), add: 20, least: 8 };
+    List { image: kind::IFADDR, magic: Some(0x4736_1222), add: libc::RTM_NEWADDR, least: 8 };
 /// IPv4 routes.
-pub const ROUTES4: List = List { image: kind::ROUTE, magic: Some(0x4531_1224), add: 24, least: 12 };
+pub const ROUTES4: List =
+    List { image: kind::ROUTE, magic: Some(0x4531_1224), add: libc::RTM_NEWROUTE, least: 12 };
 /// IPv6 routes.
 pub const ROUTES6: List = List { image: kind::ROUTE6, ..ROUTES4 };
 /// IPv4 routing rules.
-pub const RULES4: List = List { image: kind::RULE, magic: Some(0x7170_6986), add: 32, least: 12 };
+pub const RULES4: List =
+    List { image: kind::RULE, magic: Some(0x7170_6986), add: libc::RTM_NEWRULE, least: 12 };
 /// IPv6 routing rules: an addition to CRIU's images, which have those of IPv4 only.
 pub const RULES6: List = List { image: kind::RULE6, ..RULES4 };
 /// Tracked connections (`NFNL_SUBSYS_CTNETLINK`).
 pub const CONNECTIONS: List = List { image: kind::NETNF_CT, magic: None, add: 1 << 8, least: 4 };
-/// Connections that are expected.
+/// Connections that are expected (`NFNL_SUBSYS_CTNETLINK_EXP`).
 pub const EXPECTED: List = List { image: kind::NETNF_EXP, add: 2 << 8, ..CONNECTIONS };
 
 impl List {

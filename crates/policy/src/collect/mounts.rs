@@ -11,7 +11,7 @@ use torpor_images::{ImageDir, kind};
 use crate::automatic::{Automatic, NAME as AUTOFS};
 use crate::error::{Error, Result};
 use crate::mount::{FileSystem, From, Mount, Peers};
-use crate::mount_options::NARROW;
+use crate::mount_options::{NARROW, mount_flag};
 use crate::passed::Passed;
 
 /// The key of a mount whose source is a device that the caller names.
@@ -21,9 +21,8 @@ pub(super) const DEVICE_KEY: &str = "CRIU:EXTERNAL_DEV";
 const NEW_INSTANCE: &[u8] = b"newinstance";
 /// The file system of namespaces that are mounted as files. Their roots are called `net:[4026531840]`.
 const NSFS: &str = "nsfs";
-/// Flags that say how a mount propagates (`MS_PRIVATE`, `MS_SLAVE`, `MS_SHARED`): its peer groups
-/// say it, too.
-const PROPAGATION: u32 = 1 << 18 | 1 << 19 | 1 << 20;
+/// Flags that say how a mount propagates: its peer groups say it, too.
+const PROPAGATION: u32 = mount_flag(libc::MS_PRIVATE | libc::MS_SLAVE | libc::MS_SHARED);
 
 /// Reads the mounts of mount namespaces, the root task's first. This is all that is ever read of
 /// them: the policy judges what is returned, and the restore makes it.

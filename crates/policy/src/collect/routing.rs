@@ -104,14 +104,11 @@ impl Addresses {
 
 impl Address {
     fn of(message: &[u8]) -> Option<Self> {
-        /// `IFA_ADDRESS`, `IFA_LOCAL`.
-        const ADDRESS: u16 = 1;
-        const LOCAL: u16 = 2;
         let attributes = Attributes::of(message, ADDRESS_BODY);
         let [_, prefix, ..] = *message else { return None };
         let device = u32::from_ne_bytes(*message.get(4..)?.first_chunk()?);
-        let other = attributes.find(ADDRESS).unwrap_or_default();
-        let local = attributes.find(LOCAL).unwrap_or(other);
+        let other = attributes.find(libc::IFA_ADDRESS).unwrap_or_default();
+        let local = attributes.find(libc::IFA_LOCAL).unwrap_or(other);
         Some(Address { device, local: local.to_vec(), other: other.to_vec(), prefix })
     }
 
@@ -148,36 +145,45 @@ fn shown(bytes: &[u8]) -> String {
 /// device's own addresses, which the kernel makes with the address.
 #[must_use]
 pub fn route(message: &[u8], addresses: &Addresses) -> Option<String> {
-    /// `RTPROT_KERNEL`.
-    const KERNEL: u8 = 2;
-    /// `RTN_UNICAST`; local, broadcast, anycast and multicast, which only come with an address;
-    /// blackhole, unreachable and prohibit, which lead nowhere.
-    const UNICAST: u8 = 1;
-    const HARMLESS: [u8; 7] = [2, 3, 4, 5, 6, 7, 8];
-    /// `RTA_DST`, `RTA_OIF`, `RTA_PREFSRC`, `RTA_METRICS`, `RTA_CACHEINFO`, `RTA_TABLE`,
-    /// `RTA_PREF`, `RTA_PRIORITY`: what such a route consists of.
-    const OWN: [u16; 8] = [DST, OIF, 7, 8, 12, 15, 20, 6];
-    const DST: u16 = 1;
-    const OIF: u16 = 4;
-    const GATEWAY: u16 = 5;
+    /// Those that only come with an address, and those that lead nowhere.
+    const HARMLESS: [u8; 7] = [
+        libc::RTN_LOCAL,
+        libc::RTN_BROADCAST,
+        libc::RTN_ANYCAST,
+        libc::RTN_MULTICAST,
+        libc::RTN_BLACKHOLE,
+        libc::RTN_UNREACHABLE,
+        libc::RTN_PROHIBIT,
+    ];
+    /// What such a route consists of.
+    const OWN: [u16; 8] = [
+        libc::RTA_DST,
+        libc::RTA_OIF,
+        libc::RTA_PREFSRC,
+        libc::RTA_METRICS,
+        libc::RTA_CACHEINFO,
+        libc::RTA_TABLE,
+        libc::RTA_PREF,
+        libc::RTA_PRIORITY,
+    ];
     /// Packets to several on the device, before Linux 5 by a route of this kind.
     const MULTICAST: ([u8; 16], u8) = ([0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], 8);
     let [_, length, _, _, table, protocol, _, kind, ..] = *message else { return None };
     let attributes = Attributes::of(message, BODY);
-    let to = attributes.find(DST);
+    let to = attributes.find(libc::RTA_DST);
     let own = |to: &[u8]| {
         (to, length) == (&MULTICAST.0, MULTICAST.1)
-            || addresses.lead_to(attributes.word(OIF), to, length)
+            || addresses.lead_to(attributes.word(libc::RTA_OIF), to, length)
     };
     let harmless = match kind {
-        UNICAST => to.is_some_and(own),
+        libc::RTN_UNICAST => to.is_some_and(own),
         kind => HARMLESS.contains(&kind),
     };
-    if protocol == KERNEL && attributes.only(&OWN) && harmless {
+    if protocol == libc::RTPROT_KERNEL && attributes.only(&OWN) && harmless {
         return None;
     }
     let to = to.map_or_else(|| "default".to_owned(), |to| format!("{}/{length}", shown(to)));
-    let through = attributes.find(GATEWAY);
+    let through = attributes.find(libc::RTA_GATEWAY);
     let through = through.map_or(String::new(), |to| format!(" through {}", shown(to)));
     Some(format!("{to}{through}, table {table}"))
 }
@@ -185,14 +191,18 @@ pub fn route(message: &[u8], addresses: &Addresses) -> Option<String> {
 /// What a message of a routing rule stands for: nothing for the three that every namespace has.
 #[must_use]
 pub fn rule(message: &[u8]) -> Option<String> {
-    /// `FR_ACT_TO_TBL`.
+    /// `FR_ACT_TO_TBL` of linux/fib_rules.h.
     const TO_TABLE: u8 = 1;
     /// `FRA_PRIORITY`, `FRA_SUPPRESS_PREFIXLEN`, `FRA_TABLE`, `FRA_PROTOCOL`.
     const OWN: [u16; 4] = [PRIORITY, 14, TABLE, 21];
     const PRIORITY: u16 = 6;
     const TABLE: u16 = 15;
     /// Tables and priorities: local, main, default.
-    const FIRST: [(u32, u32); 3] = [(255, 0), (254, 32766), (253, 32767)];
+    const FIRST: [(u32, u32); 3] = [
+        (libc::RT_TABLE_LOCAL as u32, 0),
+        (libc::RT_TABLE_MAIN as u32, 32766),
+        (libc::RT_TABLE_DEFAULT as u32, 32767),
+    ];
     let attributes = Attributes::of(message, BODY);
     let priority = attributes.word(PRIORITY).unwrap_or(0);
     let [_, a, b, c, table, _, _, action, d, e, f, g, ..] = *message else { return None };

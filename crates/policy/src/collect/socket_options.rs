@@ -37,26 +37,26 @@ const SETTINGS: [&str; 8] = [
 /// To this size the kernel lets buffers of TCP grow by itself (Linux 6.16, `tcp_init`).
 const TUNED: u64 = 32 << 20;
 
-/// Levels of options (`SOL_SOCKET`, `IPPROTO_IP` …).
-const SOCKET: i32 = 1;
-const IP: i32 = 0;
-const TCP: i32 = 6;
-const IPV6: i32 = 41;
-const NETLINK: i32 = 270;
-/// `TCP_CONGESTION`.
-const CONGESTION: (i32, i32) = (TCP, 13);
+/// Levels of options.
+const SOCKET: i32 = libc::SOL_SOCKET;
+const IP: i32 = libc::IPPROTO_IP;
+const TCP: i32 = libc::IPPROTO_TCP;
+const IPV6: i32 = libc::IPPROTO_IPV6;
+const NETLINK: i32 = libc::SOL_NETLINK;
+const CONGESTION: (i32, i32) = (TCP, libc::TCP_CONGESTION);
 
-/// Options that take a capability when they get a value above this one: level, number, name, value.
+/// Options that take a capability when they get a value above this one: level, number, name, value. The
+/// number of `SO_RCVPRIORITY` is of asm-generic/socket.h.
 const TAKES: [((i32, i32), &str, i32, u32); 9] = [
-    ((SOCKET, 1), "SO_DEBUG", 0, NET_ADMIN),
-    ((SOCKET, 46), "SO_BUSY_POLL", 0, NET_ADMIN),
-    ((SOCKET, 69), "SO_PREFER_BUSY_POLL", 0, NET_ADMIN),
-    ((SOCKET, 70), "SO_BUSY_POLL_BUDGET", 8, NET_ADMIN),
-    ((SOCKET, 75), "SO_RCVMARK", 0, NET_RAW),
+    ((SOCKET, libc::SO_DEBUG), "SO_DEBUG", 0, NET_ADMIN),
+    ((SOCKET, libc::SO_BUSY_POLL), "SO_BUSY_POLL", 0, NET_ADMIN),
+    ((SOCKET, libc::SO_PREFER_BUSY_POLL), "SO_PREFER_BUSY_POLL", 0, NET_ADMIN),
+    ((SOCKET, libc::SO_BUSY_POLL_BUDGET), "SO_BUSY_POLL_BUDGET", 8, NET_ADMIN),
+    ((SOCKET, libc::SO_RCVMARK), "SO_RCVMARK", 0, NET_RAW),
     ((SOCKET, 82), "SO_RCVPRIORITY", 0, NET_RAW),
-    ((IP, 19), "IP_TRANSPARENT", 0, NET_RAW),
-    ((IPV6, 75), "IPV6_TRANSPARENT", 0, NET_RAW),
-    ((NETLINK, 8), "NETLINK_LISTEN_ALL_NSID", 0, NET_BROADCAST),
+    ((IP, libc::IP_TRANSPARENT), "IP_TRANSPARENT", 0, NET_RAW),
+    ((IPV6, libc::IPV6_TRANSPARENT), "IPV6_TRANSPARENT", 0, NET_RAW),
+    ((NETLINK, libc::NETLINK_LISTEN_ALL_NSID), "NETLINK_LISTEN_ALL_NSID", 0, NET_BROADCAST),
 ];
 
 /// What anybody may have on this host.
@@ -141,16 +141,14 @@ pub(super) fn collect(
 /// (`NL_CFG_F_NONROOT_RECV` and the `bind` of the protocols), and whom it sends to without saying so
 /// each time (`NL_CFG_F_NONROOT_SEND`).
 fn of_netlink(socket: &Netlink) -> Vec<(String, u32)> {
-    /// Protocols (linux/netlink.h).
-    const ROUTE: u32 = 0;
-    const USERSOCK: u32 = 2;
-    const SOCK_DIAG: u32 = 4;
-    const SELINUX: u32 = 7;
-    const AUDIT: u32 = 9;
-    const KOBJECT_UEVENT: u32 = 15;
-    const GENERIC: u32 = 16;
-    /// `RTNLGRP_IPV4_MROUTE_R` and its like of IPv6.
-    const MULTICAST_ROUTES: [u32; 2] = [30, 31];
+    const ROUTE: u32 = libc::NETLINK_ROUTE.cast_unsigned();
+    const USERSOCK: u32 = libc::NETLINK_USERSOCK.cast_unsigned();
+    const SOCK_DIAG: u32 = libc::NETLINK_SOCK_DIAG.cast_unsigned();
+    const SELINUX: u32 = libc::NETLINK_SELINUX.cast_unsigned();
+    const AUDIT: u32 = libc::NETLINK_AUDIT.cast_unsigned();
+    const KOBJECT_UEVENT: u32 = libc::NETLINK_KOBJECT_UEVENT.cast_unsigned();
+    const GENERIC: u32 = libc::NETLINK_GENERIC.cast_unsigned();
+    const MULTICAST_ROUTES: [u32; 2] = [libc::RTNLGRP_IPV4_MROUTE_R, libc::RTNLGRP_IPV6_MROUTE_R];
     /// `notify` of `nlctrl`, which tells of families; the numbers of others are by chance.
     const FAMILIES: u32 = 16;
     let kept = socket.groups.iter().find(|&group| match socket.protocol {

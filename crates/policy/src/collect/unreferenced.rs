@@ -15,8 +15,8 @@ use crate::error::{Error, Result};
 use crate::pipe::PipeContent;
 use crate::terminal::Terminal;
 
-/// `O_PATH` of open(2): nothing but a name is had by it.
-const O_PATH: u32 = 0o10_000_000;
+/// Nothing but a name is had by it.
+const O_PATH: u32 = libc::O_PATH.cast_unsigned();
 
 /// Checks all of them.
 ///

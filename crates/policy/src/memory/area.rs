@@ -11,29 +11,28 @@ use crate::file_lock::LockMode;
 pub(super) const PAGE: u64 = 4096;
 /// Lowest address behind user space with five-level page tables.
 const TASK_SIZE_MAX: u64 = 1 << 56;
-/// `PROT_READ`, `PROT_WRITE` and `PROT_EXEC` of mmap(2).
-const PROTECTIONS: u32 = 7;
+const PROTECTIONS: u32 = (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC).cast_unsigned();
 /// How many protection keys x86 has (`arch_max_pkey`). The first is that of all other memory.
 pub const KEYS: u32 = 16;
 
 /// Flags of mmap(2) that images have.
 mod flag {
     /// Of which type it is, and the types.
-    pub(super) const TYPE: u32 = 0xf;
-    pub(super) const SHARED: u32 = 1;
-    pub(super) const PRIVATE: u32 = 2;
-    pub(super) const DROPPABLE: u32 = 8;
+    pub(super) const TYPE: u32 = libc::MAP_TYPE.cast_unsigned();
+    pub(super) const SHARED: u32 = libc::MAP_SHARED.cast_unsigned();
+    pub(super) const PRIVATE: u32 = libc::MAP_PRIVATE.cast_unsigned();
+    pub(super) const DROPPABLE: u32 = libc::MAP_DROPPABLE.cast_unsigned();
     pub(super) const DROPPABLE_PRIVATE: u32 = DROPPABLE | PRIVATE;
-    pub(super) const ANONYMOUS: u32 = 0x20;
-    pub(super) const GROWS_DOWN: u32 = 0x100;
+    pub(super) const ANONYMOUS: u32 = libc::MAP_ANONYMOUS.cast_unsigned();
+    pub(super) const GROWS_DOWN: u32 = libc::MAP_GROWSDOWN.cast_unsigned();
     /// In the place of what mlock2(2) took.
-    pub(super) const LOCKED: u32 = 0x2000;
-    pub(super) const NO_RESERVE: u32 = 0x4000;
-    /// `MAP_NONBLOCK`, in the place of `MLOCK_ONFAULT`.
-    pub(super) const ON_FAULT: u32 = 0x1_0000;
-    pub(super) const HUGE: u32 = 0x4_0000;
-    pub(super) const HUGE_SHIFT: u32 = 26;
-    pub(super) const HUGE_MASK: u32 = 0x3f;
+    pub(super) const LOCKED: u32 = libc::MAP_LOCKED.cast_unsigned();
+    pub(super) const NO_RESERVE: u32 = libc::MAP_NORESERVE.cast_unsigned();
+    /// In the place of `MLOCK_ONFAULT`.
+    pub(super) const ON_FAULT: u32 = libc::MAP_NONBLOCK.cast_unsigned();
+    pub(super) const HUGE: u32 = libc::MAP_HUGETLB.cast_unsigned();
+    pub(super) const HUGE_SHIFT: u32 = libc::MAP_HUGE_SHIFT.cast_unsigned();
+    pub(super) const HUGE_MASK: u32 = libc::MAP_HUGE_MASK.cast_unsigned();
     pub(super) const KNOWN: u32 =
         TYPE | ANONYMOUS | GROWS_DOWN | LOCKED | NO_RESERVE | ON_FAULT | HUGE;
 }
@@ -142,11 +141,18 @@ pub enum MemoryLock {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Advice(u64);
 
-/// `MADV_WIPEONFORK` (linux/mman.h).
-const WIPE_ON_FORK: u64 = 18;
-/// The advice that images have: `MADV_RANDOM`, `MADV_SEQUENTIAL`, `MADV_DONTFORK`, `MADV_MERGEABLE`, `MADV_HUGEPAGE`,
-/// `MADV_NOHUGEPAGE`, `MADV_DONTDUMP`, `MADV_WIPEONFORK`.
-const ADVICE: [u64; 8] = [1, 2, 10, 12, 14, 15, 16, WIPE_ON_FORK];
+const WIPE_ON_FORK: u64 = libc::MADV_WIPEONFORK as u64;
+/// The advice that images have.
+const ADVICE: [u64; 8] = [
+    libc::MADV_RANDOM as u64,
+    libc::MADV_SEQUENTIAL as u64,
+    libc::MADV_DONTFORK as u64,
+    libc::MADV_MERGEABLE as u64,
+    libc::MADV_HUGEPAGE as u64,
+    libc::MADV_NOHUGEPAGE as u64,
+    libc::MADV_DONTDUMP as u64,
+    WIPE_ON_FORK,
+];
 
 impl Advice {
     fn read(bits: u64) -> Result<Self, String> {

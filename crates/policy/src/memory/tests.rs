@@ -7,10 +7,10 @@ use super::*;
 use crate::file_lock::LockMode;
 
 const START: u64 = 0x10_0000;
-const LOCKED: u32 = 0x2000;
-const ON_FAULT: u32 = 0x1_0000;
-const NO_RESERVE: u32 = 0x4000;
-const HUGE: u32 = 0x4_0000;
+const LOCKED: u32 = libc::MAP_LOCKED.cast_unsigned();
+const ON_FAULT: u32 = libc::MAP_NONBLOCK.cast_unsigned();
+const NO_RESERVE: u32 = libc::MAP_NORESERVE.cast_unsigned();
+const HUGE: u32 = libc::MAP_HUGETLB.cast_unsigned();
 
 /// Private memory of one page.
 fn plain() -> VmaEntry {

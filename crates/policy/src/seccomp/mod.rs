@@ -18,10 +18,10 @@ use crate::error::{Error, Result};
 use crate::request::Ask;
 
 /// Bytes of one instruction.
-pub const INSTRUCTION: usize = 8;
+pub const INSTRUCTION: usize = size_of::<libc::sock_filter>();
 /// The most instructions that the kernel takes of one filter, and of all filters of a thread
-/// (`BPF_MAXINSNS`, `MAX_INSNS_PER_PATH`); each filter counts for some more.
-const MAX_OF_ONE: usize = 4096;
+/// (`MAX_INSNS_PER_PATH` of kernel/seccomp.c); each filter counts for some more.
+const MAX_OF_ONE: usize = libc::BPF_MAXINSNS as usize;
 const MAX_OF_ALL: usize = 1 << 15;
 const MORE: usize = 4;
 

@@ -188,8 +188,8 @@ mod tests {
     use super::*;
 
     const X86_64: u32 = 0xc000_003e;
-    const ALLOW: u32 = 0x7fff_0000;
-    const ERRNO: u32 = 0x0005_0001;
+    const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
+    const ERRNO: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned();
 
     /// A program as runtimes make it: these numbers of the usual convention, and no others.
     fn filter(numbers: &[u32]) -> Arc<Filter> {

@@ -5,14 +5,19 @@ use std::collections::HashSet;
 
 use super::INSTRUCTION;
 
-/// The actions after which a system call goes on, or may (`SECCOMP_RET_*` of linux/seccomp.h): it is allowed, written to
+/// The actions after which a system call goes on, or may: it is allowed, written to
 /// the log, or asked for of a tracer or a supervisor.
-const GO_ON: [u32; 4] = [0x7fff_0000, 0x7ffc_0000, 0x7ff0_0000, 0x7fc0_0000];
-const ACTION: u32 = 0xffff_0000;
+const GO_ON: [u32; 4] = [
+    libc::SECCOMP_RET_ALLOW,
+    libc::SECCOMP_RET_LOG,
+    libc::SECCOMP_RET_TRACE,
+    libc::SECCOMP_RET_USER_NOTIF,
+];
+const ACTION: u32 = libc::SECCOMP_RET_ACTION_FULL;
 
 /// The places of a filter for values.
 const PLACES: usize = 16;
-/// The size of what a filter sees (`struct seccomp_data`), and the offsets of the number and the convention.
+/// The size of what a filter sees (`struct seccomp_data` of linux/seccomp.h), and the offsets of the number and the convention.
 const DATA: u32 = 64;
 const NUMBER: u32 = 0;
 const ARCH: u32 = 4;
@@ -175,8 +180,8 @@ pub(super) mod tests {
     use super::*;
 
     const X86_64: u32 = 0xc000_003e;
-    const ALLOW: u32 = 0x7fff_0000;
-    const ERRNO: u32 = 0x0005_0001;
+    const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
+    const ERRNO: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned();
 
     /// Instructions: code, where to when it is so and when not, and the operand.
     pub(in crate::seccomp) fn program(all: &[(u16, u8, u8, u32)]) -> Vec<u8> {
