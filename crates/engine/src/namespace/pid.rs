@@ -89,10 +89,12 @@ impl Residence {
 
 /// Whether tasks can be born where they live; which cannot, and why.
 fn check(places: &[Residence]) -> std::result::Result<(), (usize, &'static str)> {
-    let firsts = |space: u32| {
-        let all = places.iter().enumerate();
-        all.filter(move |(_, place)| place.space == Some(space) && place.is_first())
-    };
+    let mut firsts: HashMap<u32, Vec<(usize, &Residence)>> = HashMap::new();
+    for (number, place) in places.iter().enumerate().filter(|(_, place)| place.is_first()) {
+        let of_space = place.space.map(|space| firsts.entry(space).or_default());
+        of_space.into_iter().for_each(|all| all.push((number, place)));
+    }
+    let firsts = |space: u32| firsts.get(&space).map(Vec::as_slice).unwrap_or_default();
     for (task, place) in places.iter().enumerate() {
         let depth = place.numbers.len();
         let Some(parent) = place.parent.and_then(|parent| places[..task].get(parent)) else {
@@ -104,7 +106,7 @@ fn check(places: &[Residence]) -> std::result::Result<(), (usize, &'static str)>
         let above = parent.numbers.len();
         match place.space {
             _ if place.is_first() && depth == above + 1 => {
-                if place.space.is_some_and(|space| firsts(space).count() > 1) {
+                if place.space.is_some_and(|space| firsts(space).len() > 1) {
                     return Err((task, "has two first tasks"));
                 }
             }
@@ -116,7 +118,8 @@ fn check(places: &[Residence]) -> std::result::Result<(), (usize, &'static str)>
             Some(space) if depth == above && parent.space == Some(space) => {}
             // Its parent has made the namespace (unshare(2)), or entered it (setns(2)).
             Some(space) => {
-                let first = firsts(space).find(|(_, first)| first.numbers.len() == depth);
+                let mut all = firsts(space).iter().copied();
+                let first = all.find(|(_, first)| first.numbers.len() == depth);
                 let Some((number, first)) = first.filter(|_| depth > above) else {
                     return Err((
                         task,
@@ -283,33 +286,36 @@ pub(crate) fn levels(tasks: &[Task], spaces: &Namespaces, task: usize) -> Vec<u3
     std::iter::successors(Some(space(task)), above).take(depth + 1).collect()
 }
 
-/// The first task of a pid namespace below that of the root task.
-fn first_of<T: AsRef<TaskImage>>(tasks: &[T], space: u32) -> Option<usize> {
-    tasks.iter().map(AsRef::<TaskImage>::as_ref).position(|task| {
-        task.homes.number(NsKind::Pid) == Some(space) && task.pid_at(task.depth()) == 1
-    })
+/// The first task of each pid namespace that has one in the tree.
+pub(crate) fn firsts<T: AsRef<TaskImage>>(tasks: &[T]) -> HashMap<u32, usize> {
+    let all = tasks.iter().map(AsRef::<TaskImage>::as_ref).enumerate();
+    let first = all.filter(|(_, task)| task.pid_at(task.depth()) == 1);
+    // The one that is listed first, should an image have several.
+    first.rev().filter_map(|(index, task)| Some((task.homes.number(NsKind::Pid)?, index))).collect()
 }
 
 /// Notes who is the first task of each pid namespace below that of the root task, wherever the
 /// images list it: the namespace is there as soon as that one is.
 pub(crate) fn find_firsts(tasks: &[Task], spaces: &mut Namespaces) {
     let below = |ns: &&mut Namespace| ns.kind == NsKind::Pid && ns.task != 0;
+    let firsts = firsts(tasks);
     for ns in spaces.all.iter_mut().filter(below) {
-        ns.task = first_of(tasks, ns.id).unwrap_or(ns.task);
+        ns.task = firsts.get(&ns.id).copied().unwrap_or(ns.task);
     }
 }
 
 /// Who has to be born before `task` since that is born into its namespace from outside: the first
-/// task there.
+/// task there, which is one of [`firsts`].
 #[must_use]
 pub(crate) fn awaited<T: AsRef<TaskImage>>(
     tasks: &[T],
+    firsts: &HashMap<u32, usize>,
     task: usize,
     parent: usize,
 ) -> Option<usize> {
     let home = |task: usize| tasks[task].as_ref().homes.number(NsKind::Pid);
     let space = home(task).filter(|_| home(task) != home(parent))?;
-    first_of(tasks, space).filter(|first| *first != task)
+    firsts.get(&space).copied().filter(|first| *first != task)
 }
 
 /// How a task is born into its pid namespace.

@@ -1,6 +1,6 @@
 //! Tasks that were born or have ended after a skeleton was built.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::Task;
 use super::order::{self, Step};
@@ -48,7 +48,8 @@ type Places = BTreeMap<u32, (u32, Option<u32>)>;
 /// Those of the tasks, and of the substitutes for leaders that are missing.
 fn outline(tasks: &[Task]) -> (Places, BTreeSet<(u32, u32, Option<u32>)>) {
     let all = order::outline(tasks);
-    let is_task = |pid: u32| tasks.iter().any(|task| task.image.tree.pid == pid);
+    let pids: HashSet<u32> = tasks.iter().map(|task| task.image.tree.pid).collect();
+    let is_task = |pid: u32| pids.contains(&pid);
     let (tasks, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|place| is_task(place.0));
     (
         tasks.into_iter().map(|(pid, sid, parent)| (pid, (sid, parent))).collect(),

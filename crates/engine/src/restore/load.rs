@@ -9,8 +9,8 @@ use torpor_policy::memory::ProcessMemory;
 use torpor_policy::process::{self, ProcessRest, state};
 use torpor_policy::seccomp::Filters;
 use torpor_policy::{
-    Credentials, Descriptor, Inventory, ProcessLimits, Scheduling, Seccomp, Sharing, TableNumber,
-    TreePlace, Whereabouts,
+    Credentials, Descriptor, Inventory, NsSet, ProcessLimits, Scheduling, Seccomp, Sharing,
+    TableNumber, TreePlace, Whereabouts,
 };
 
 use super::image::TaskImage;
@@ -53,6 +53,7 @@ pub(crate) fn load(images: &ImageDir, pages: LookForPages) -> Result<Checkpoint>
     })?;
     let filters = Filters::read(images)?;
     let mut tables = HashSet::new();
+    let mut homes: HashMap<u32, NsSet> = HashMap::new();
     let mut tasks: Vec<TaskImage> = Vec::new();
     for (place, leader) in tree.into_iter().zip(leaders) {
         let mut task = load_task(images, place, leader, (&mut tables, &inventory, &filters))?;
@@ -61,9 +62,9 @@ pub(crate) fn load(images: &ImageDir, pages: LookForPages) -> Result<Checkpoint>
         }
         if task.is_zombie() {
             // Nothing is known of its namespaces: those of its parent will do.
-            let parent = tasks.iter().find(|t| t.tree.pid == task.tree.ppid);
-            task.homes = parent.map(|parent| parent.homes).unwrap_or_default();
+            task.homes = homes.get(&task.tree.ppid).copied().unwrap_or_default();
         }
+        homes.insert(task.tree.pid, task.homes);
         tasks.push(task);
     }
     let living = tasks.iter().filter(|task| !task.is_zombie());

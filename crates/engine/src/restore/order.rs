@@ -10,7 +10,7 @@
 //! A task that is born into a pid namespace from outside comes when the first task of that is
 //! there.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use torpor_images::kind;
 use torpor_policy::TableNumber;
@@ -110,9 +110,10 @@ pub(super) fn outline<T: AsRef<TaskImage>>(tasks: &[T]) -> Vec<(u32, u32, Option
 pub(super) fn nodes<T: AsRef<TaskImage>>(tasks: &[T]) -> (Vec<TaskNode>, Vec<MissingLeader>) {
     let images = || tasks.iter().map(AsRef::<TaskImage>::as_ref);
     let numbers: HashMap<u32, usize> = images().map(|task| task.tree.pid).zip(0..).collect();
+    let firsts = pid::firsts(tasks);
     let node = |(index, task): (usize, &TaskImage)| {
         let parent = numbers.get(&task.tree.ppid).copied().filter(|_| index > 0);
-        let after = parent.and_then(|parent| pid::awaited(tasks, index, parent));
+        let after = parent.and_then(|parent| pid::awaited(tasks, &firsts, index, parent));
         TaskNode { pid: task.tree.pid, sid: task.tree.sid, parent, after }
     };
     let mut nodes: Vec<TaskNode> = images().enumerate().map(node).collect();
@@ -152,118 +153,161 @@ fn root_session(nodes: &[TaskNode]) -> u32 {
 
 /// Orders births and setsid calls.
 ///
+/// Images of a stranger may name as many tasks as there are pids, in any tree: this takes no stack for each of them, and
+/// looks at each a few times only.
+///
 /// # Errors
 /// A session that no task of the tree can have founded.
 pub(super) fn plan(nodes: &[TaskNode]) -> Result<Vec<Step>> {
-    let root_session = root_session(nodes);
-    let (mut steps, mut orphans) = (Vec::new(), Vec::new());
-    grow(nodes, 0, None, root_session, &mut steps, &mut orphans);
-    while !orphans.is_empty() {
-        let before = steps.len();
-        for task in std::mem::take(&mut orphans) {
-            grow_later(nodes, task, &mut steps, &mut orphans);
-        }
-        if steps.len() == before {
-            let node = nodes[orphans[0]];
-            return Err(Error::invalid(
-                "pstree.img",
-                format!(
-                    "task {} is in session {}, whose leader is not in the tree; see --shell-job",
-                    node.pid, node.sid
-                ),
-            ));
+    let mut births = Births::new(nodes);
+    if !nodes.is_empty() {
+        births.bear(Step::Birth { task: 0, from: None }, 0, root_session(nodes));
+    }
+    loop {
+        if let Some(next) = births.ahead.pop() {
+            births.go_on(next);
+        } else if let Some(task) = births.orphans.pop_front() {
+            births.bear_orphan(task);
+        } else {
+            break;
         }
     }
-    Ok(steps)
+    let waiting = births.waiting.into_values().flatten().min();
+    let Some(lost) = births.lost.or(waiting) else { return Ok(births.steps) };
+    let TaskNode { pid, sid, .. } = nodes[lost];
+    let reason =
+        format!("task {pid} is in session {sid}, whose leader is not in the tree; see --shell-job");
+    Err(Error::invalid(kind::PSTREE.file_name(0), reason))
 }
 
-/// Adds the birth of a task that could not be born when its parent had been, and what is below it,
-/// if it can be born now.
-fn grow_later(nodes: &[TaskNode], task: usize, steps: &mut Vec<Step>, orphans: &mut Vec<usize>) {
-    let node = nodes[task];
-    let parent = node.parent.filter(|&parent| fits(node, nodes[parent].sid));
-    let leader = nodes.iter().position(|leader| leader.pid == node.sid);
-    match (parent, leader) {
-        _ if awaits(node, steps) => orphans.push(task),
-        (Some(parent), _) => grow(nodes, task, Some(parent), nodes[parent].sid, steps, orphans),
-        (None, Some(leader)) if is_born(leader, steps) => {
-            let step = if nodes[leader].parent == node.parent {
-                Step::SiblingBirth { task, leader }
-            } else {
-                Step::OrphanBirth { task, leader }
-            };
-            steps.push(step);
-            below(nodes, task, node.sid, steps, orphans);
+/// What comes after the birth of a task.
+#[derive(Debug, Clone, Copy)]
+enum Ahead {
+    /// The birth of a child which is in the session that its parent was born into.
+    Elder(ChildBirth),
+    /// The task becomes a session leader.
+    Setsid(usize),
+    /// The birth of another child, if it can be born by then.
+    Younger(ChildBirth),
+}
+
+/// A child, its parent, and the session that this one is in when the child is born.
+#[derive(Debug, Clone, Copy)]
+struct ChildBirth {
+    task: usize,
+    parent: usize,
+    session: u32,
+}
+
+/// The births of a tree, as far as they are in order.
+#[derive(Debug)]
+struct Births<'n> {
+    nodes: &'n [TaskNode],
+    /// The last child of each task.
+    last: Vec<Option<usize>>,
+    /// The child before each one, of the same parent.
+    before: Vec<Option<usize>>,
+    /// The tasks by their pids.
+    numbers: HashMap<u32, usize>,
+    born: Vec<bool>,
+    steps: Vec<Step>,
+    /// What comes next, the last first.
+    ahead: Vec<Ahead>,
+    /// Those that could not be born when their parents had been, and perhaps can be now.
+    orphans: VecDeque<usize>,
+    /// Those that cannot be born before another task, by that.
+    waiting: HashMap<usize, Vec<usize>>,
+    /// One whose leader is not there.
+    lost: Option<usize>,
+}
+
+impl<'n> Births<'n> {
+    fn new(nodes: &'n [TaskNode]) -> Self {
+        let mut last = vec![None; nodes.len()];
+        let before = nodes.iter().enumerate().map(|(task, node)| {
+            let of_parent = node.parent.and_then(|parent| last.get_mut(parent));
+            of_parent.and_then(|last| last.replace(task))
+        });
+        Births {
+            before: before.collect(),
+            nodes,
+            last,
+            numbers: nodes.iter().map(|node| node.pid).zip(0..).collect(),
+            born: vec![false; nodes.len()],
+            steps: Vec::new(),
+            ahead: Vec::new(),
+            orphans: VecDeque::new(),
+            waiting: HashMap::new(),
+            lost: None,
         }
-        (None, _) => orphans.push(task),
     }
-}
 
-/// Whether somebody has to be born before the task, and has not been.
-fn awaits(node: TaskNode, steps: &[Step]) -> bool {
-    node.after.is_some_and(|first| !is_born(first, steps))
-}
+    fn go_on(&mut self, ahead: Ahead) {
+        match ahead {
+            Ahead::Setsid(task) => self.steps.push(Step::Setsid { task }),
+            Ahead::Younger(ChildBirth { task, session, .. })
+                if !fits(self.nodes[task], session) || self.awaited(task).is_some() =>
+            {
+                self.orphans.push_back(task);
+            }
+            Ahead::Elder(birth) | Ahead::Younger(birth) => {
+                let ChildBirth { task, parent, session } = birth;
+                self.bear(Step::Birth { task, from: Some(parent) }, task, session);
+            }
+        }
+    }
 
-fn is_born(task: usize, steps: &[Step]) -> bool {
-    steps.iter().any(|step| born_by(*step) == Some(task))
+    /// Takes the step by which `task` is born into `session`: its children are next.
+    fn bear(&mut self, step: Step, task: usize, session: u32) {
+        self.steps.push(step);
+        self.born[task] = true;
+        self.orphans.extend(self.waiting.remove(&task).into_iter().flatten());
+        let (nodes, node) = (self.nodes, self.nodes[task]);
+        let leads = node.sid == node.pid && session != node.sid;
+        let is_elder = |child: &usize| leads && nodes[*child].sid == session;
+        let children = std::iter::successors(self.last[task], |&child| self.before[child]);
+        let birth = |session| move |child| ChildBirth { task: child, parent: task, session };
+        let now = if leads { node.sid } else { session };
+        let younger = children.clone().filter(|child| !is_elder(child)).map(birth(now));
+        self.ahead.extend(younger.map(Ahead::Younger));
+        if leads {
+            self.ahead.push(Ahead::Setsid(task));
+            self.ahead.extend(children.filter(is_elder).map(birth(session)).map(Ahead::Elder));
+        }
+    }
+
+    /// A task that could not be born when its parent had been is born now, or waits for another one.
+    fn bear_orphan(&mut self, task: usize) {
+        let node = self.nodes[task];
+        let parent = node.parent.filter(|&parent| fits(node, self.nodes[parent].sid));
+        let leader = self.numbers.get(&node.sid).copied();
+        match (self.awaited(task), parent, leader) {
+            (Some(first), ..) => self.waiting.entry(first).or_default().push(task),
+            (None, Some(parent), _) => {
+                let session = self.nodes[parent].sid;
+                self.bear(Step::Birth { task, from: Some(parent) }, task, session);
+            }
+            (None, None, Some(leader)) if self.born[leader] => {
+                let step = match self.nodes[leader].parent == node.parent {
+                    true => Step::SiblingBirth { task, leader },
+                    false => Step::OrphanBirth { task, leader },
+                };
+                self.bear(step, task, node.sid);
+            }
+            (None, None, Some(leader)) => self.waiting.entry(leader).or_default().push(task),
+            (None, None, None) => self.lost = self.lost.or(Some(task)),
+        }
+    }
+
+    /// Who has to be born before the task, and has not been.
+    fn awaited(&self, task: usize) -> Option<usize> {
+        self.nodes[task].after.filter(|&first| !self.born[first])
+    }
 }
 
 /// Whether a task can be born from one that is in session `sid`.
 fn fits(node: TaskNode, sid: u32) -> bool {
     node.sid == sid || node.sid == node.pid
-}
-
-fn born_by(step: Step) -> Option<usize> {
-    match step {
-        Step::Birth { task, .. }
-        | Step::SiblingBirth { task, .. }
-        | Step::OrphanBirth { task, .. } => Some(task),
-        Step::Setsid { .. } => None,
-    }
-}
-
-/// Adds the birth of `task` and of what is below it.
-fn grow(
-    nodes: &[TaskNode],
-    task: usize,
-    from: Option<usize>,
-    session: u32,
-    steps: &mut Vec<Step>,
-    orphans: &mut Vec<usize>,
-) {
-    steps.push(Step::Birth { task, from });
-    below(nodes, task, session, steps, orphans);
-}
-
-/// Adds what is below `task`, which is in `session` now.
-fn below(
-    nodes: &[TaskNode],
-    task: usize,
-    session: u32,
-    steps: &mut Vec<Step>,
-    orphans: &mut Vec<usize>,
-) {
-    let children: Vec<usize> =
-        (0..nodes.len()).filter(|&c| nodes[c].parent == Some(task)).collect();
-    let leads = nodes[task].sid == nodes[task].pid && session != nodes[task].sid;
-    let is_older = |c: usize| leads && nodes[c].sid == session;
-    if leads {
-        for &child in children.iter().filter(|&&c| is_older(c)) {
-            grow(nodes, child, Some(task), session, steps, orphans);
-        }
-        steps.push(Step::Setsid { task });
-    }
-    let now = if leads { nodes[task].sid } else { session };
-    for &child in &children {
-        if is_older(child) {
-            continue;
-        }
-        if fits(nodes[child], now) && !awaits(nodes[child], steps) {
-            grow(nodes, child, Some(task), now, steps, orphans);
-        } else {
-            orphans.push(child);
-        }
-    }
 }
 
 #[cfg(test)]
@@ -370,5 +414,40 @@ mod tests {
         assert!(at(Step::Birth { task: 5, from: Some(2) }) > first);
         let never = TaskNode { after: Some(1), ..node(2, 0, Some(0)) };
         assert!(plan(&[node(1, 0, None), never]).is_err());
+    }
+
+    /// The root task and `count` below it: one from the other, or all from the root.
+    fn tree(count: u32, parent: fn(usize) -> usize, sid: impl Fn(u32) -> u32) -> Vec<TaskNode> {
+        let below = |index: usize, pid| TaskNode {
+            pid,
+            sid: sid(pid),
+            parent: Some(parent(index)),
+            after: None,
+        };
+        let below = (2..=count).enumerate().map(|(index, pid)| below(index, pid));
+        [node(1, 0, None)].into_iter().chain(below).collect()
+    }
+
+    /// The parents of tasks that are one below the other, and of sisters.
+    const SHAPES: [fn(usize) -> usize; 2] = [|index| index, |_| 0];
+
+    /// A function that calls itself for each would have no stack left, and one that looks at all for each would not end.
+    #[test]
+    fn as_many_tasks_as_there_are_pids_are_born() {
+        const MANY: u32 = 50_000;
+        for shape in SHAPES {
+            // Of one session, and each of its own.
+            let one = plan(&tree(MANY, shape, |_| 0)).unwrap();
+            assert_eq!(one.len(), 50_000);
+            assert_eq!(one[49_999], Step::Birth { task: 49_999, from: Some(shape(49_998)) });
+            assert_eq!(plan(&tree(MANY, shape, |pid| pid)).unwrap().len(), 2 * 50_000 - 1);
+            // None has the leader of its session, and the one of all but the last has it behind itself.
+            assert!(plan(&tree(MANY, shape, |_| 77_777)).is_err());
+            let behind = |pid| if pid == MANY { pid } else { pid + 1 };
+            let error = plan(&tree(MANY, shape, behind));
+            assert_eq!(error.is_ok(), shape(7) == 0);
+        }
+        let most = plan(&tree(torpor_policy::PID_MAX, SHAPES[0], |_| 0)).unwrap();
+        assert_eq!(most.len(), torpor_policy::PID_MAX as usize);
     }
 }
