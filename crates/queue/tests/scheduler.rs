@@ -158,7 +158,8 @@ proptest! {
         }
     }
 
-    /// Nor where all that runs can only be killed, which is not done for who is due: it gets the next slot that becomes free.
+    /// Nor where all that runs can only be killed: nothing is killed for a job that is due, which gets the next slot that becomes
+    /// free.
     #[test]
     fn nobody_starves_where_jobs_can_only_be_killed(count in 1..5_usize, work in 200..400_i64) {
         let (every, slice) = (120 * SECOND, 20 * SECOND);

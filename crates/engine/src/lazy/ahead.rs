@@ -19,7 +19,7 @@ const STEP: u64 = 16 * 1024;
 
 /// Bytes that may be under way.
 #[derive(Debug)]
-pub(super) struct Ahead {
+pub(super) struct AskedAhead {
     now: u64,
     /// As long as pages are waited for, once that is known.
     least: Option<u64>,
@@ -27,14 +27,14 @@ pub(super) struct Ahead {
     since: VecDeque<Instant>,
 }
 
-impl Default for Ahead {
+impl Default for AskedAhead {
     /// Of a program that begins: it waits for nearly everything that it touches.
     fn default() -> Self {
-        Ahead { now: LEAST, least: None, since: VecDeque::new() }
+        AskedAhead { now: LEAST, least: None, since: VecDeque::new() }
     }
 }
 
-impl Ahead {
+impl AskedAhead {
     fn least(&self) -> u64 {
         self.least.unwrap_or(LEAST)
     }
@@ -84,7 +84,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     /// What is under way before the next answer, of requests that nobody waits for.
-    fn asked(ahead: &Ahead) -> Vec<u64> {
+    fn asked(ahead: &AskedAhead) -> Vec<u64> {
         let mut pieces = Vec::new();
         while ahead.has_room(pieces.iter().sum()) {
             pieces.push(ahead.piece());
@@ -93,7 +93,7 @@ mod tests {
     }
 
     /// As many answers, each so long after its question.
-    fn answers(ahead: &mut Ahead, count: usize, took: Duration) {
+    fn answers(ahead: &mut AskedAhead, count: usize, took: Duration) {
         let at = Instant::now();
         for _ in 0..count {
             ahead.asks(at);
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn those_who_wait_share_what_is_under_way() {
-        let ahead = Ahead::default();
+        let ahead = AskedAhead::default();
         let mut asked = 0;
         let mut one_more = || {
             asked += ahead.around(asked);
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn little_is_under_way_as_long_as_somebody_waits() {
-        let mut ahead = Ahead::default();
+        let mut ahead = AskedAhead::default();
         assert_eq!(asked(&ahead), [LEAST / 2; 2]);
         answers(&mut ahead, 100, MS / 2);
         assert_eq!(asked(&ahead), [CHUNK; 3]);
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_dump_that_is_far_away_is_asked_for_more() {
-        let mut ahead = Ahead::default();
+        let mut ahead = AskedAhead::default();
         answers(&mut ahead, 1, 3 * MS);
         ahead.is_waited_for();
         assert_eq!(asked(&ahead).iter().sum::<u64>(), 3 * LEAST);
@@ -143,7 +143,7 @@ mod tests {
         answers(&mut ahead, 1, 2 * MS);
         ahead.is_waited_for();
         assert_eq!(asked(&ahead).iter().sum::<u64>(), 2 * LEAST);
-        let mut ahead = Ahead::default();
+        let mut ahead = AskedAhead::default();
         answers(&mut ahead, 1, 500 * MS);
         ahead.is_waited_for();
         assert_eq!(asked(&ahead), [CHUNK; 3]);

@@ -19,7 +19,7 @@ use torpor_sys::process;
 use torpor_sys::socket::{self, Message};
 
 use super::address_space::AddressSpace;
-use super::ahead::Ahead;
+use super::ahead::AskedAhead;
 use super::sight::Sight;
 use super::working_set::{self, Recorder, WorkingSet};
 use super::{Handed, PAGER_GONE, PagerLine, Remote, accept_all, pair, socket_in};
@@ -290,7 +290,7 @@ fn bring_in(
 ) -> Result<()> {
     tracing::info!("Bringing in the pages of {} tasks", tasks.len());
     let shortage = Shortage::of(tasks.iter().filter_map(pair::pid_of));
-    let ahead = Ahead::default();
+    let ahead = AskedAhead::default();
     let remote = borrower.map(|borrower| Remote { borrower, ahead, line, restorer, shortage });
     let recorder = Recorder::new(&opts.memory, images, &tasks);
     pair::run(spaces, remote, recorder, &tasks, || answer(line, b"ok"))?;

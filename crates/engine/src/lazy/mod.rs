@@ -40,7 +40,7 @@ use crate::error::{Context, Error, Result};
 use crate::page_server::Borrower;
 use crate::ranges::Ranges;
 
-use ahead::Ahead;
+use ahead::AskedAhead;
 pub use daemon::{Daemon, fetcher, id_of, own_pager};
 
 /// Whether the pages of a mapping can be brought in later. It depends on nothing that two
@@ -177,7 +177,7 @@ pub(super) struct Remote<'a> {
     /// The connection to the dump.
     pub borrower: Borrower,
     /// What is asked of it that nobody waits for.
-    ahead: Ahead,
+    ahead: AskedAhead,
     line: &'a OwnedFd,
     restorer: &'a OwnedFd,
     shortage: Shortage,
