@@ -116,7 +116,7 @@ impl Client {
 
     /// One that takes it for the answer where it is sent: requests that are signed are for one host.
     #[must_use]
-    pub fn of_one_host(host: &str) -> Self {
+    pub(crate) fn of_one_host(host: &str) -> Self {
         Self::redirected(host, 0)
     }
 
@@ -136,7 +136,7 @@ impl Client {
 
     /// The same for somebody else than `podman login` knows.
     #[must_use]
-    pub fn with_login(self, login: Option<&Login>) -> Self {
+    pub(crate) fn with_login(self, login: Option<&Login>) -> Self {
         Self { login: login.cloned(), ..self }
     }
 

@@ -16,7 +16,7 @@ pub const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 /// The media type of a layer that is an archive in a Zstandard frame.
 pub const TAR_ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
 /// The annotation of an index that names a manifest.
-pub const REF_NAME: &str = "org.opencontainers.image.ref.name";
+pub(crate) const REF_NAME: &str = "org.opencontainers.image.ref.name";
 /// What registries have to take of a manifest: none is longer.
 pub const MAX_MANIFEST: u64 = 4 << 20;
 

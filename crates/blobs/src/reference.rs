@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 /// The name of a snapshot that was given none.
-pub const LATEST: &str = "latest";
+const LATEST: &str = "latest";
 
 /// Where a snapshot is.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -32,7 +32,6 @@ pub use dir::ImageDir;
 pub use error::{Error, Result};
 pub use kind::Kind;
 pub use parents::ParentElsewhere;
-pub use pin::MAX_PINNED;
 pub use reader::Reader;
 pub use writer::Writer;
 

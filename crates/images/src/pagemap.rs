@@ -17,7 +17,7 @@ pub const PE_LAZY: u32 = 2;
 pub const PE_PRESENT: u32 = 4;
 /// The pages are those of a relative, in the same directory and at the same addresses.
 /// Torpor's own.
-pub const PE_RELATIVE: u32 = 1 << 16;
+const PE_RELATIVE: u32 = 1 << 16;
 
 /// Adjacent pages that are found in the same way. With none of the flags set
 /// they are pages of zeros.

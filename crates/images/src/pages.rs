@@ -22,7 +22,7 @@ use crate::pagemap::{Pagemap, page_size};
 
 /// The name of the file with the tags of `pages-ID.img`.
 #[must_use]
-pub fn tags_name(id: u32) -> String {
+fn tags_name(id: u32) -> String {
     format!("pages-tags-{id}.img")
 }
 

@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 const SMALL: u64 = 1 << 20;
 
 /// How many bytes all files that are kept may have together.
-pub const MAX_PINNED: u64 = 4 << 30;
+const MAX_PINNED: u64 = 4 << 30;
 
 /// A file's content.
 #[derive(Debug, Clone)]

@@ -14,7 +14,7 @@ pub const MAX_ENTRY: u64 = 64 << 20;
 
 /// The largest piece of data that [`Reader::raw`] returns, in bytes. What can
 /// be larger (pages, shared memory, file contents) is read as a stream.
-pub const MAX_RAW: u64 = 1 << 30;
+const MAX_RAW: u64 = 1 << 30;
 
 /// Reads an image file. It also implements [`Read`], for data that is better
 /// streamed than held in memory.

@@ -88,7 +88,7 @@ impl Writer {
     }
 
     /// Writes one entry that is already encoded.
-    pub fn entry_bytes(&mut self, bytes: &[u8]) -> Result<()> {
+    fn entry_bytes(&mut self, bytes: &[u8]) -> Result<()> {
         let size = bytes.len() as u64;
         // What a reader refuses is not written either.
         let len = u32::try_from(size).ok().filter(|_| size <= MAX_ENTRY);

@@ -82,7 +82,7 @@ impl Capabilities {
     /// A set of the images: words, the low one first. More words than the kernel has
     /// are all capabilities: nobody knows what they mean.
     #[must_use]
-    pub fn from_words(words: &[u32]) -> Self {
+    pub(crate) fn from_words(words: &[u32]) -> Self {
         match *words {
             [] => Self(0),
             [low] => Self(low.into()),

@@ -118,7 +118,7 @@ impl Roots {
     /// Whether a group is one that the caller has given: at or below the root that it names, or
     /// the group that it is in itself.
     #[must_use]
-    pub fn contain(&self, hierarchy: &str, group: &Path) -> bool {
+    pub(crate) fn contain(&self, hierarchy: &str, group: &Path) -> bool {
         if let Some(root) = self.chosen(hierarchy) {
             return group.starts_with(root);
         }

@@ -23,7 +23,7 @@ impl Ranges {
 
     /// Whether all of `count` numbers from `first` on are in one of the ranges.
     #[must_use]
-    pub fn cover(&self, first: u32, count: u32) -> bool {
+    pub(crate) fn cover(&self, first: u32, count: u32) -> bool {
         let Some(last) = first.checked_add(count.saturating_sub(1)) else { return false };
         self.0.iter().any(|range| range.contains(&first) && range.contains(&last))
     }

@@ -180,7 +180,7 @@ impl Default for Rules {
 impl Rules {
     /// No more than what the calling runtime passed.
     #[must_use]
-    pub fn of_runtime() -> Self {
+    fn of_runtime() -> Self {
         Self {
             capabilities: Limit::Runtime,
             uses: Grant::Runtime,

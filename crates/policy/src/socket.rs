@@ -172,7 +172,7 @@ impl SocketKind {
 
     /// Whether Unix sockets are of this type.
     #[must_use]
-    pub fn is_of_unix(&self) -> bool {
+    pub(crate) fn is_of_unix(&self) -> bool {
         [STREAM, DATAGRAM, SEQPACKET].contains(&self.kind)
     }
 

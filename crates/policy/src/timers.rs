@@ -86,7 +86,7 @@ impl Timers {
 
     /// Whether one of them wakes the host from its sleep.
     #[must_use]
-    pub fn wake_the_host(&self) -> bool {
+    pub(crate) fn wake_the_host(&self) -> bool {
         self.posix.iter().any(|timer| ALARMS.contains(&timer.clock))
     }
 }
@@ -108,7 +108,7 @@ impl Timerfd {
 
     /// Whether it wakes the host from its sleep.
     #[must_use]
-    pub fn wakes_the_host(&self) -> bool {
+    pub(crate) fn wakes_the_host(&self) -> bool {
         ALARMS.contains(&self.clock)
     }
 }

@@ -31,7 +31,7 @@ pub struct Leaf {
 impl Leaf {
     /// An error about it.
     #[must_use]
-    pub fn mistake(&self, reason: impl Into<String>) -> Mistake {
+    pub(crate) fn mistake(&self, reason: impl Into<String>) -> Mistake {
         Mistake { line: self.line, reason: reason.into() }
     }
 

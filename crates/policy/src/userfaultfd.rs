@@ -53,7 +53,7 @@ impl Userfaultfd {
 
     /// Whether it is told of forks, and gets the memory of the child.
     #[must_use]
-    pub fn sees_forks(&self) -> bool {
+    pub(crate) fn sees_forks(&self) -> bool {
         self.features & EVENT_FORK != 0
     }
 }

@@ -27,9 +27,9 @@ use crate::secret::{MasterKey, random};
 /// The name of the file.
 pub const FILE_NAME: &str = "seal.img";
 /// The most recipients that a checkpoint can have.
-pub const MAX_STANZAS: usize = 64;
+const MAX_STANZAS: usize = 64;
 /// The largest stanza, encoded, in bytes.
-pub const MAX_STANZA: usize = 16 << 10;
+const MAX_STANZA: usize = 16 << 10;
 /// The largest `seal.img`, in bytes.
 pub const MAX_LEN: u64 = 2 << 20;
 
@@ -102,7 +102,7 @@ pub enum RecordCipher {
 impl RecordCipher {
     /// The faster one here.
     #[must_use]
-    pub fn fastest() -> Self {
+    fn fastest() -> Self {
         #[cfg(target_arch = "x86_64")]
         let aes = std::arch::is_x86_feature_detected!("aes");
         #[cfg(target_arch = "aarch64")]

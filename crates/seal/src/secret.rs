@@ -8,7 +8,7 @@ use zeroize::{Zeroize, ZeroizeOnDrop};
 use crate::error::{Error, Result};
 
 /// The length of every key, in bytes.
-pub const KEY_LEN: usize = 32;
+pub(crate) const KEY_LEN: usize = 32;
 
 /// 32 secret bytes, which are overwritten with zeros when they are dropped.
 #[derive(Clone)]

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use crate::{Result, addr, check, syscall};
 
 /// No file handle is longer.
-pub const MAX_HANDLE: usize = libc::MAX_HANDLE_SZ as usize;
+const MAX_HANDLE: usize = libc::MAX_HANDLE_SZ as usize;
 
 #[repr(C)]
 struct FileHandle {

@@ -36,7 +36,7 @@ impl Opt {
     /// The name of a device.
     pub const BINDTODEVICE: Opt = Opt::new(libc::SOL_SOCKET, libc::SO_BINDTODEVICE);
     /// `struct ucred`.
-    pub const PEERCRED: Opt = Opt::new(libc::SOL_SOCKET, libc::SO_PEERCRED);
+    const PEERCRED: Opt = Opt::new(libc::SOL_SOCKET, libc::SO_PEERCRED);
     /// `struct tcp_info`.
     pub const TCP_INFO: Opt = Opt::new(libc::IPPROTO_TCP, libc::TCP_INFO);
     /// `struct tcp_md5sig`: a key that segments are signed by.
@@ -57,8 +57,6 @@ impl Opt {
     pub const IPV6_HOPOPTS: Opt = Opt::new(libc::IPPROTO_IPV6, libc::IPV6_HOPOPTS);
     /// Options of outgoing IPv4 packets.
     pub const IP_OPTIONS: Opt = Opt::new(libc::IPPROTO_IP, libc::IP_OPTIONS);
-    /// `struct ip_mreqn` (or `in_addr` when read).
-    pub const IP_MULTICAST_IF: Opt = Opt::new(libc::IPPROTO_IP, libc::IP_MULTICAST_IF);
     /// `struct group_req`.
     pub const MCAST_JOIN_V4: Opt = Opt::new(libc::IPPROTO_IP, libc::MCAST_JOIN_GROUP);
     /// `struct group_req`.

@@ -228,7 +228,7 @@ impl Tracee {
     }
 
     /// Children and threads born by remote calls since the last time this was asked.
-    pub fn take_born(&mut self) -> Vec<i32> {
+    pub(crate) fn take_born(&mut self) -> Vec<i32> {
         std::mem::take(&mut self.born)
     }
 

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 
 /// As many descriptors come along with a job at most: what one message of the kernel
 /// carries (`SCM_MAX_FD` is 253).
-pub const MAX_DESCRIPTORS: usize = 64;
+pub(crate) const MAX_DESCRIPTORS: usize = 64;
 
 /// No message is larger; the kernel's own limit for a packet is the send buffer.
 const MAX_MESSAGE: usize = 1 << 20;

@@ -27,7 +27,7 @@ pub mod gate;
 mod message;
 mod say;
 
-pub use channel::{Channel, MAX_DESCRIPTORS};
+pub use channel::Channel;
 pub use client::{Error, Heir, Idle, Worker};
 pub use message::{Answer, Class, Event, Job, Level, Outcome, Report};
 pub use say::aside;
