@@ -162,7 +162,7 @@ pub fn check(images: &ImageDir, cap: CpuCap) -> Result<()> {
 ///
 /// # Errors
 /// As [`dump`].
-pub fn dump_for(images: &ImageDir, cap: Option<CpuCap>) -> Result<Option<CpuinfoEntry>> {
+pub(crate) fn dump_for(images: &ImageDir, cap: Option<CpuCap>) -> Result<Option<CpuinfoEntry>> {
     match cap {
         None => images.remove_kind(kind::CPUINFO, 0)?,
         Some(CpuCap::NONE) => {}
@@ -176,7 +176,7 @@ pub fn dump_for(images: &ImageDir, cap: Option<CpuCap>) -> Result<Option<Cpuinfo
 ///
 /// # Errors
 /// As [`check`].
-pub fn check_for(images: &ImageDir, cap: Option<CpuCap>) -> Result<()> {
+pub(crate) fn check_for(images: &ImageDir, cap: Option<CpuCap>) -> Result<()> {
     let usual = CpuCap { fpu: true, cpu: false, ins: true };
     if images.has(kind::CPUINFO, 0)? {
         return check(images, cap.unwrap_or(usual));

@@ -22,7 +22,7 @@ pub enum End {
 impl End {
     /// What the options say.
     #[must_use]
-    pub fn asked_for(opts: &Options) -> Self {
+    pub(crate) fn asked_for(opts: &Options) -> Self {
         match (opts.leave_stopped, opts.stop.leave_running) {
             (true, _) => End::Stop,
             (false, true) => End::GoOn,

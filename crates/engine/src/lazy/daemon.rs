@@ -109,7 +109,7 @@ impl<'a> Daemon<'a> {
 ///
 /// # Errors
 /// If no process can be started; if pages are still with a dump, and no option says where.
-pub fn own_pager(
+pub(crate) fn own_pager(
     opts: &Options,
     images: &ImageDir,
     pages: &HashMap<u64, Arc<Pages>>,
@@ -234,7 +234,7 @@ fn run_id(images: &ImageDir) -> Result<String> {
 ///
 /// # Errors
 /// If nothing says from where; see [`Fetcher::connect`].
-pub fn fetcher(opts: &Options, images: &ImageDir) -> Result<Fetcher> {
+pub(crate) fn fetcher(opts: &Options, images: &ImageDir) -> Result<Fetcher> {
     let Some(server) = &opts.memory.page_server else {
         let what = "pages that the tasks need at once are not here: give the restore the address of \
                     the page server, too (--page-server, --address, --port), or copy the files of \

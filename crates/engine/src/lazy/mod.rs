@@ -41,7 +41,8 @@ use crate::page_server::Borrower;
 use crate::ranges::Ranges;
 
 use ahead::AskedAhead;
-pub use daemon::{Daemon, fetcher, id_of, own_pager};
+pub use daemon::{Daemon, id_of};
+pub(crate) use daemon::{fetcher, own_pager};
 
 /// Whether the pages of a mapping can be brought in later. It depends on nothing that two
 /// relatives may have differently in a mapping that one of them inherits.
@@ -55,7 +56,7 @@ pub fn may_wait(area: &MemoryArea) -> bool {
 
 /// Whether it is a stack that can be brought in later, if it has to be: CRIU's lazy dumps serve
 /// stacks, too.
-pub fn stack_can_wait(area: &MemoryArea) -> bool {
+pub(crate) fn stack_can_wait(area: &MemoryArea) -> bool {
     area.form.grows_down && can_wait(area)
 }
 

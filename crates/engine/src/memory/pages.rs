@@ -35,7 +35,7 @@ pub struct PageSpan {
 
 impl PageSpan {
     /// Whether the images get the pages anew: nobody else has them there.
-    pub fn is_copied(&self) -> bool {
+    pub(crate) fn is_copied(&self) -> bool {
         !self.clean && self.relative.is_none()
     }
 }

@@ -47,12 +47,12 @@ impl Vma {
     }
 
     /// Whether it maps a file, be it one of the kernel's own.
-    pub fn has_file(&self) -> bool {
+    pub(crate) fn has_file(&self) -> bool {
         self.map.inode != 0 || self.map.dev != 0
     }
 
     /// Its name in `/proc/PID/map_files`.
-    pub fn map_files_name(&self) -> String {
+    pub(crate) fn map_files_name(&self) -> String {
         format!("map_files/{:x}-{:x}", self.map.start, self.map.end)
     }
 }

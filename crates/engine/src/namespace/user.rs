@@ -71,7 +71,7 @@ impl IdMaps {
     ///
     /// # Errors
     /// An id that has no name there.
-    pub fn seen_in(&self, to: &Self) -> std::result::Result<Self, u32> {
+    pub(crate) fn seen_in(&self, to: &Self) -> std::result::Result<Self, u32> {
         let Some(maps) = &self.maps else { return Ok(Self::identity()) };
         let [uids, gids] = maps;
         let rename = |all: &[UidGidExtent], inside: &dyn Fn(u32) -> Option<u32>| {
@@ -95,7 +95,7 @@ impl IdMaps {
 
     /// A group that everybody in there can have.
     #[must_use]
-    pub fn any_group(&self) -> Option<u32> {
+    pub(crate) fn any_group(&self) -> Option<u32> {
         match &self.maps {
             Some([_, gids]) => gids.first().map(|extent| extent.first),
             None => Some(0),
@@ -104,7 +104,7 @@ impl IdMaps {
 
     /// The maps that an entry holds; the same ids inside and outside without one.
     #[must_use]
-    pub fn of_entry(entry: Option<UsernsEntry>) -> Self {
+    pub(crate) fn of_entry(entry: Option<UsernsEntry>) -> Self {
         entry.map_or(Self::identity(), |entry| Self::of_extents([entry.uid_map, entry.gid_map]))
     }
 
@@ -161,7 +161,7 @@ impl IdMaps {
     ///
     /// # Errors
     /// If setfsuid(2) or setfsgid(2) does not take the id of the owner.
-    pub fn own_files(&self) -> io::Result<Option<FileOwner>> {
+    pub(crate) fn own_files(&self) -> io::Result<Option<FileOwner>> {
         match (&self.maps, self.uid_outside(0), self.gid_outside(0)) {
             (Some(_), Some(uid), Some(gid)) => FileOwner::set(uid, gid).map(Some),
             _ => Ok(None),
@@ -170,25 +170,25 @@ impl IdMaps {
 
     /// The name inside of a user id outside; `None` if it has none.
     #[must_use]
-    pub fn uid_inside(&self, id: u32) -> Option<u32> {
+    pub(crate) fn uid_inside(&self, id: u32) -> Option<u32> {
         self.maps.as_ref().map_or(Some(id), |[uids, _]| inside(uids, id))
     }
 
     /// The name inside of a group id outside; `None` if it has none.
     #[must_use]
-    pub fn gid_inside(&self, id: u32) -> Option<u32> {
+    pub(crate) fn gid_inside(&self, id: u32) -> Option<u32> {
         self.maps.as_ref().map_or(Some(id), |[_, gids]| inside(gids, id))
     }
 
     /// The user id outside of one inside; `None` if it is not mapped.
     #[must_use]
-    pub fn uid_outside(&self, id: u32) -> Option<u32> {
+    pub(crate) fn uid_outside(&self, id: u32) -> Option<u32> {
         self.maps.as_ref().map_or(Some(id), |[uids, _]| outside(uids, id))
     }
 
     /// The group id outside of one inside; `None` if it is not mapped.
     #[must_use]
-    pub fn gid_outside(&self, id: u32) -> Option<u32> {
+    pub(crate) fn gid_outside(&self, id: u32) -> Option<u32> {
         self.maps.as_ref().map_or(Some(id), |[_, gids]| outside(gids, id))
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 /// The largest unlinked file that a dump carries along unless told otherwise.
-pub const DEFAULT_GHOST_LIMIT: u64 = 1 << 20;
+const DEFAULT_GHOST_LIMIT: u64 = 1 << 20;
 
 /// Which files are kept, and how they are found again.
 #[derive(Debug, Clone)]

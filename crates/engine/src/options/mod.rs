@@ -26,14 +26,14 @@ use torpor_store::Store;
 pub use self::birth::Birth;
 pub use self::cgroups::{CgroupMode, CgroupRoot, Cgroups};
 pub use self::cpu::CpuCap;
-pub use self::files::{DEFAULT_GHOST_LIMIT, FileValidation, Files};
+pub use self::files::{FileValidation, Files};
 pub use self::given::{
     FuseAgreement, FuseMount, FuseParameters, FusePlace, Given, InheritFd, JoinNs, JoinNsKind,
 };
 pub use self::memory::{Memory, PageServer, PreDumpMode, Tls};
 pub use self::mounts::Mounts;
 pub use self::network::{Network, NetworkLock};
-pub use self::stop::{DEFAULT_TIMEOUT, Stop};
+pub use self::stop::Stop;
 pub use self::trust::Trust;
 use crate::error;
 
@@ -126,7 +126,7 @@ impl Options {
     ///
     /// # Errors
     /// If the directory cannot be made or opened.
-    pub fn new_images(&self) -> error::Result<ImageDir> {
+    pub(crate) fn new_images(&self) -> error::Result<ImageDir> {
         match &self.store {
             Some(store) => Ok(ImageDir::of(Arc::clone(store))),
             None => Ok(ImageDir::create(&self.images_dir)?),

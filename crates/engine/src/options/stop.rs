@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// How long a dump tries to stop a tree unless told otherwise.
-pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How a dump stops the tree, and what becomes of it.
 #[derive(Debug, Clone, Copy)]

@@ -122,7 +122,7 @@ impl Borrower {
     }
 
     /// Whether an answer can be read, without the kernel's being asked.
-    pub fn has_answer(&mut self) -> bool {
+    pub(crate) fn has_answer(&mut self) -> bool {
         !self.asked.is_empty() && self.connection.has_more()
     }
 

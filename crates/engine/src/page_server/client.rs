@@ -51,7 +51,7 @@ impl Sender {
     /// # Errors
     /// If it cannot be reached, has no right certificate, or is not Torpor's; `what` is
     /// what no other server can do.
-    pub fn connect_to_torpor(to: &PageServer, what: &str) -> Result<Self> {
+    pub(crate) fn connect_to_torpor(to: &PageServer, what: &str) -> Result<Self> {
         let mut sender = Self::over(Connection::connect(to)?, Manner::Plain);
         if sender.connection.is_torpor()? {
             return Ok(sender);
@@ -94,7 +94,7 @@ impl Sender {
     ///
     /// # Errors
     /// If the server is gone.
-    pub fn has_in_parent(&mut self, object: Object) -> Result<bool> {
+    pub(crate) fn has_in_parent(&mut self, object: Object) -> Result<bool> {
         self.send(&Command::bare(Op::Parent, Some(object)))?;
         let mut there = [0; 4];
         self.receive(&mut there)?;

@@ -141,7 +141,7 @@ impl Connection {
     ///
     /// # Errors
     /// If the other end is gone, or gives no answer for [`ANSWER`].
-    pub fn is_torpor(&mut self) -> Result<bool> {
+    pub(crate) fn is_torpor(&mut self) -> Result<bool> {
         self.is_torpor_within(ANSWER)
     }
 
@@ -159,7 +159,7 @@ impl Connection {
     ///
     /// # Errors
     /// If the kernel refuses the time.
-    pub fn expect_words_within(&self, patience: Option<Duration>) -> Result<()> {
+    pub(crate) fn expect_words_within(&self, patience: Option<Duration>) -> Result<()> {
         sockopt::set_socket_timeout(self, sockopt::Timeout::Recv, patience)
             .context(|| "setsockopt".to_owned())
     }
@@ -170,7 +170,7 @@ impl Connection {
     }
 
     /// Whether the network has not taken everything yet that it was given.
-    pub fn is_behind(&self) -> bool {
+    pub(crate) fn is_behind(&self) -> bool {
         // Only a TCP socket can tell: one to a process here, which passes pages on, has what that has not read yet.
         let queued = || socket::send_queue(self.as_fd());
         // An answer that there is none is not an error worth ending for.
@@ -331,7 +331,7 @@ impl<'a> Listener<'a> {
     /// # Errors
     /// If the socket to wait at fails; on a connection that is there already, what its client did
     /// wrong.
-    pub fn accept_first(&self) -> Result<(Connection, Command)> {
+    pub(crate) fn accept_first(&self) -> Result<(Connection, Command)> {
         let first = self.accept_next(None)?;
         first.ok_or_else(|| Error::Bug("no client was waited for".to_owned()))
     }
@@ -341,7 +341,7 @@ impl<'a> Listener<'a> {
     ///
     /// # Errors
     /// See [`Listener::accept_first`].
-    pub fn accept_next(
+    pub(crate) fn accept_next(
         &self,
         until: Option<BorrowedFd<'_>>,
     ) -> Result<Option<(Connection, Command)>> {

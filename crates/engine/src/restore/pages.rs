@@ -70,12 +70,12 @@ impl Stretch {
     }
 
     /// Whether the pager has to fetch the pages from elsewhere.
-    pub fn is_remote(&self) -> bool {
+    pub(crate) fn is_remote(&self) -> bool {
         matches!(self.from, Stored::Remote)
     }
 
     /// The same pages of task `id`, fetched when they are read.
-    pub fn fetched_by(self, fetcher: &Arc<Fetcher>, id: u64) -> Self {
+    pub(crate) fn fetched_by(self, fetcher: &Arc<Fetcher>, id: u64) -> Self {
         Stretch { from: Stored::Fetched(Arc::clone(fetcher), id), ..self }
     }
 
@@ -188,7 +188,7 @@ impl Pages {
     }
 
     /// Whether each page that is read is known to be right by itself.
-    pub fn are_verified_singly(&self) -> bool {
+    pub(crate) fn are_verified_singly(&self) -> bool {
         self.stretches.iter().all(|stretch| match &stretch.from {
             Stored::File(file, _) => file.verifies_each(),
             Stored::Zero | Stored::Remote | Stored::Fetched(..) => true,
@@ -197,7 +197,7 @@ impl Pages {
 
     /// The addresses around one whose pages come at once with its own, if that is fetched from elsewhere when it is
     /// read.
-    pub fn fed_with(&self, address: u64) -> Option<Range<u64>> {
+    pub(crate) fn fed_with(&self, address: u64) -> Option<Range<u64>> {
         let (stretch, _) = self.within(address..address.saturating_add(1)).next()?;
         let Stored::File(file, offset) = &stretch.from else { return None };
         let piece = file.fed_piece(offset + (address - stretch.range.start))?;
@@ -207,7 +207,7 @@ impl Pages {
     }
 
     /// Whether there are pages that the pager has to fetch from elsewhere.
-    pub fn any_remote(&self) -> bool {
+    pub(crate) fn any_remote(&self) -> bool {
         self.stretches.iter().any(Stretch::is_remote)
     }
 

@@ -102,7 +102,7 @@ impl<'a> Plan<'a> {
     ///
     /// # Errors
     /// If a capability cannot be given up.
-    pub fn with_least_power(self) -> Result<Self> {
+    fn with_least_power(self) -> Result<Self> {
         power::give_up(&self.cx.verdict, self.cx.entries.values())?;
         Ok(self)
     }
