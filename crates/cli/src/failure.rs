@@ -102,7 +102,7 @@ pub fn caught<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure
 }
 
 /// Panics that tell of an output that cannot be written say nothing by themselves: [`caught`] does.
-pub fn quiet_about_output() {
+pub(crate) fn quiet_about_output() {
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
         if unwritten(info.payload()).is_none() {

@@ -170,7 +170,7 @@ fn carried_out<C: FromArgMatches, E: Into<Failure>>(
 }
 
 /// Carries out `args` if they are a command that only `torpor` has.
-pub fn own_command(args: &[OsString]) -> Option<Result<ExitCode, Failure>> {
+pub(crate) fn own_command(args: &[OsString]) -> Option<Result<ExitCode, Failure>> {
     let (first, rest) = args.split_first()?;
     let result = match first.to_str()? {
         "image" if rest.first().is_some_and(|word| word == "audit") => {
@@ -391,7 +391,7 @@ fn man(ManCommand { directory }: ManCommand) -> Result<ExitCode, Failure> {
 ///
 /// # Errors
 /// If the directory cannot be made or written to.
-pub fn write_manual(dir: &Path) -> io::Result<()> {
+fn write_manual(dir: &Path) -> io::Result<()> {
     fs::create_dir_all(dir)?;
     let mut root = tree(Name::Torpor);
     root.build();

@@ -100,7 +100,7 @@ impl Hooks for Actions {
 ///
 /// # Errors
 /// If nobody listens.
-pub fn report_ready(status_fd: Option<Arc<OwnedFd>>) -> std::io::Result<()> {
+pub(crate) fn report_ready(status_fd: Option<Arc<OwnedFd>>) -> std::io::Result<()> {
     match status_fd {
         Some(fd) => rustix::io::write(&*fd, &[0]).map(drop).map_err(Into::into),
         None => Ok(()),
@@ -111,7 +111,7 @@ pub fn report_ready(status_fd: Option<Arc<OwnedFd>>) -> std::io::Result<()> {
 ///
 /// # Errors
 /// If the file cannot be made or written.
-pub fn write_pidfile(path: &Path, pid: i32) -> std::io::Result<()> {
+pub(crate) fn write_pidfile(path: &Path, pid: i32) -> std::io::Result<()> {
     let mut file =
         File::options().write(true).create(true).truncate(true).mode(0o644).open(path)?;
     write!(file, "{pid}")

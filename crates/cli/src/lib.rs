@@ -24,4 +24,4 @@ pub mod work;
 mod worker;
 
 /// The version of CRIU that the program is compatible with.
-pub const COMPATIBLE: &str = "4.2";
+pub(crate) const COMPATIBLE: &str = "4.2";

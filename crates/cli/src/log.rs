@@ -78,7 +78,7 @@ impl Log {
 
     /// Lets through errors from 1 on, warnings from 2, information from 3, debugging
     /// from 4, everything from 5.
-    pub fn set_level(&self, level: u8) {
+    pub(crate) fn set_level(&self, level: u8) {
         self.level.store(level, Ordering::Relaxed);
         tracing::callsite::rebuild_interest_cache();
     }
@@ -88,7 +88,7 @@ impl Log {
     ///
     /// # Errors
     /// If the file cannot be made: its directory is missing, or it is a link in a work directory.
-    pub fn to_file(&self, path: &Path) -> io::Result<()> {
+    pub(crate) fn to_file(&self, path: &Path) -> io::Result<()> {
         use std::os::unix::fs::OpenOptionsExt;
         if path == Path::new("-") {
             self.set_target(Target::Stdout);
@@ -111,22 +111,22 @@ impl Log {
     }
 
     /// From now on lines go to the standard error.
-    pub fn to_stderr(&self) {
+    pub(crate) fn to_stderr(&self) {
         self.set_target(Target::Stderr);
     }
 
     /// From now on `listener` gets what is said, as it is said, until a file takes it.
-    pub fn to_listener(&self, listener: Listener) {
+    pub(crate) fn to_listener(&self, listener: Listener) {
         self.set_target(Target::Listener(listener));
     }
 
     /// Whether lines go to a listener.
-    pub fn has_listener(&self) -> bool {
+    pub(crate) fn has_listener(&self) -> bool {
         matches!(*self.target.lock().unwrap_or_else(PoisonError::into_inner), Target::Listener(_))
     }
 
     /// From now on lines are lost: the standard error is not the caller's own.
-    pub fn to_nowhere(&self) {
+    pub(crate) fn to_nowhere(&self) {
         self.set_target(Target::Nowhere);
     }
 

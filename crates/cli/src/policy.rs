@@ -14,7 +14,7 @@ use crate::options::Settings;
 /// The policy of this machine.
 pub const FILE: &str = "/etc/torpor/policy.toml";
 /// The key that shows which images were made on this machine.
-pub const HOST_KEY: &str = "/var/lib/torpor/host.key";
+pub(crate) const HOST_KEY: &str = "/var/lib/torpor/host.key";
 /// The configuration of a container in its bundle.
 const SPEC: &str = "config.json";
 /// No file of either kind is larger, in bytes.

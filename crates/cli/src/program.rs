@@ -390,7 +390,7 @@ fn make_directory(path: &Path) -> Result<(), Failure> {
 ///
 /// # Errors
 /// If the file cannot be written.
-pub fn write_own_pidfile(settings: &Settings) -> Result<(), Failure> {
+pub(crate) fn write_own_pidfile(settings: &Settings) -> Result<(), Failure> {
     let Some(file) = &settings.pidfile else { return Ok(()) };
     let pid = i32::try_from(std::process::id()).unwrap_or(0);
     write_pidfile(file, pid)

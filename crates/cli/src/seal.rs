@@ -113,7 +113,7 @@ fn identities(settings: &Settings) -> Result<Identities, Failure> {
 /// with them shows when an image is to be opened. The memory of this process, which will
 /// hold what was sealed, stays off the disk where that is allowed.
 #[must_use]
-pub fn configured_identities() -> Identities {
+pub(crate) fn configured_identities() -> Identities {
     // Users who are not root may lock but little: their images are seldom sealed.
     let _ = torpor_sys::secrecy::protect();
     let mut settings = Settings::default();

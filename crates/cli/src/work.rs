@@ -52,7 +52,7 @@ fn directory(path: &Path, role: &str) -> Result<PathBuf, Failure> {
 ///
 /// # Errors
 /// If the log file cannot be made.
-pub fn open_log(settings: &Settings) -> Result<(), Failure> {
+pub(crate) fn open_log(settings: &Settings) -> Result<(), Failure> {
     let log = log::get();
     log.set_level(settings.verbosity);
     match &settings.log_file {
@@ -81,7 +81,7 @@ pub fn open_log(settings: &Settings) -> Result<(), Failure> {
 ///
 /// # Errors
 /// If the caller is not root and did not say that this is meant.
-pub fn require_rights(settings: &Settings) -> Result<(), Failure> {
+pub(crate) fn require_rights(settings: &Settings) -> Result<(), Failure> {
     if rustix::process::geteuid().is_root() || settings.unprivileged {
         return Ok(());
     }
@@ -183,7 +183,7 @@ pub fn dedup(settings: &Settings) -> Result<Freed, Failure> {
 ///
 /// # Errors
 /// If the image cannot be written.
-pub fn cpuinfo_dump(settings: &Settings) -> Result<(), Failure> {
+pub(crate) fn cpuinfo_dump(settings: &Settings) -> Result<(), Failure> {
     Ok(torpor_engine::cpuinfo::dump(&images(settings)?)?)
 }
 
@@ -191,7 +191,7 @@ pub fn cpuinfo_dump(settings: &Settings) -> Result<(), Failure> {
 ///
 /// # Errors
 /// If the image cannot be read; if this processor lacks something that the image names.
-pub fn cpuinfo_check(settings: &Settings) -> Result<(), Failure> {
+pub(crate) fn cpuinfo_check(settings: &Settings) -> Result<(), Failure> {
     let cap = settings.engine.cpu_cap.unwrap_or(CpuCap { fpu: true, cpu: false, ins: true });
     Ok(torpor_engine::cpuinfo::check(&images(settings)?, cap)?)
 }
@@ -199,7 +199,7 @@ pub fn cpuinfo_check(settings: &Settings) -> Result<(), Failure> {
 /// Turns this process, the parent of the restored root task, into `command`. Returns
 /// only if that fails.
 #[must_use]
-pub fn become_parent(command: &[OsString]) -> Failure {
+pub(crate) fn become_parent(command: &[OsString]) -> Failure {
     let Some((program, args)) = command.split_first() else {
         return Failure::invalid("--exec-cmd names no program");
     };
@@ -212,7 +212,7 @@ pub fn become_parent(command: &[OsString]) -> Failure {
 ///
 /// # Errors
 /// If the task cannot be opened or waited for, for another reason than that it has ended.
-pub fn wait_for_end(pid: i32) -> Result<Option<torpor_sys::process::Status>, Failure> {
+pub(crate) fn wait_for_end(pid: i32) -> Result<Option<torpor_sys::process::Status>, Failure> {
     let failed = |e: std::io::Error| Failure::io(format_args!("wait for task {pid}"), &e);
     let Some(task) = Pid::from_raw(pid).filter(|_| pid > 0) else {
         return Err(Failure::invalid(format!("{pid} is not a process id")));

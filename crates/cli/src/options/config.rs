@@ -51,7 +51,7 @@ pub struct Line {
 ///
 /// # Errors
 /// If one of them cannot be followed, or the named one is not there.
-pub fn apply_defaults(settings: &mut Settings) -> Result<(), ConfigError> {
+pub(crate) fn apply_defaults(settings: &mut Settings) -> Result<(), ConfigError> {
     if settings.default_config {
         apply_machine(settings, Path::new(machine::FILE))?;
     }
@@ -167,7 +167,7 @@ const EXTENSIONS: &[&str] = &[
 ///
 /// # Errors
 /// If it is no line, or one that says what requests have a field for.
-pub fn apply_extension(settings: &mut Settings, text: &str) -> Result<(), String> {
+pub(crate) fn apply_extension(settings: &mut Settings, text: &str) -> Result<(), String> {
     let lines = parse_config(text).map_err(|(_, reason)| reason)?;
     let [line] = &lines[..] else { return Err("expected one option".to_owned()) };
     let bare = line.name.strip_prefix("no-").unwrap_or(&line.name);
@@ -182,7 +182,7 @@ pub fn apply_extension(settings: &mut Settings, text: &str) -> Result<(), String
 ///
 /// # Errors
 /// If it cannot be read or followed.
-pub fn apply_file(settings: &mut Settings, path: &Path) -> Result<(), ConfigError> {
+fn apply_file(settings: &mut Settings, path: &Path) -> Result<(), ConfigError> {
     apply_lines(settings, path, |_| Ok(()))
 }
 
@@ -191,7 +191,7 @@ pub fn apply_file(settings: &mut Settings, path: &Path) -> Result<(), ConfigErro
 ///
 /// # Errors
 /// If it cannot be read or followed, or says what it may not.
-pub fn apply_foreign_file(settings: &mut Settings, path: &Path) -> Result<(), ConfigError> {
+pub(crate) fn apply_foreign_file(settings: &mut Settings, path: &Path) -> Result<(), ConfigError> {
     let failed = |source| ConfigError::Read { path: path.into(), source };
     let real = path.canonicalize().map_err(failed)?;
     if real.starts_with(SYSTEM) {

@@ -19,7 +19,7 @@ pub(super) const FILE: &str = "/etc/torpor/torpor.toml";
 ///
 /// # Errors
 /// If it cannot be read or followed.
-pub fn apply_machine(settings: &mut Settings, path: &Path) -> Result<(), ConfigError> {
+pub(crate) fn apply_machine(settings: &mut Settings, path: &Path) -> Result<(), ConfigError> {
     let text = match read(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         other => other.map_err(|source| ConfigError::Read { path: path.into(), source })?,

@@ -10,12 +10,11 @@ mod table;
 mod value;
 
 pub use command::{Command, CommandInfo};
-pub use config::{
-    ConfigError, apply_defaults, apply_extension, apply_file, apply_foreign_file, parse_config,
-};
-pub use machine::apply_machine;
+pub use config::{ConfigError, parse_config};
+pub(crate) use config::{apply_defaults, apply_extension, apply_foreign_file};
 pub use parse::{Invocation, SettingsError, UsageError, parse, settings};
-pub use settings::{DEFAULT_VERBOSITY, Settings};
+pub(crate) use settings::DEFAULT_VERBOSITY;
+pub use settings::Settings;
 pub use table::{GROUPS, Group};
 
 use std::ffi::OsStr;

@@ -99,7 +99,7 @@ impl Invocation {
     ///
     /// # Errors
     /// If its value is none that it takes.
-    pub fn apply_only(&self, long: &str, settings: &mut Settings) -> Result<(), UsageError> {
+    fn apply_only(&self, long: &str, settings: &mut Settings) -> Result<(), UsageError> {
         self.options
             .iter()
             .filter(|given| given.opt.long == long)

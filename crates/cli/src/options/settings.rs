@@ -11,7 +11,7 @@ use torpor_engine::{External, FuseServer, Options};
 use crate::seal::SealSettings;
 
 /// The log level unless `-v` says otherwise: errors and warnings.
-pub const DEFAULT_VERBOSITY: u8 = 2;
+pub(crate) const DEFAULT_VERBOSITY: u8 = 2;
 
 /// Everything that options can set: the engine's [`Options`], and what the program
 /// itself does around the engine.
