@@ -147,7 +147,7 @@ pub fn workload(arguments: &str) -> Vec<String> {
 pub const IDLE: &str = "echo up; trap 'exit 0' TERM; sleep 2147483647 & wait";
 
 /// How often the state of a container is asked for while it is waited for.
-pub const POLL: Duration = Duration::from_millis(50);
+pub(crate) const POLL: Duration = Duration::from_millis(50);
 
 impl Cell<'_> {
     /// The connection.
@@ -157,7 +157,7 @@ impl Cell<'_> {
     }
 
     /// Does what reads of many processes what they take, while nothing else is measured.
-    pub fn weighing<T>(&self, work: impl FnOnce() -> T) -> T {
+    pub(crate) fn weighing<T>(&self, work: impl FnOnce() -> T) -> T {
         let before = overhead::own();
         let value = work();
         let took = overhead::own().saturating_sub(before);
@@ -241,7 +241,11 @@ impl Cell<'_> {
     ///
     /// # Errors
     /// If the runtime fails.
-    pub async fn pod_in(&self, network: Network, parent: Option<String>) -> Result<Pod, Trouble> {
+    pub(crate) async fn pod_in(
+        &self,
+        network: Network,
+        parent: Option<String>,
+    ) -> Result<Pod, Trouble> {
         let config = self.sandbox(network, parent);
         fs::create_dir_all(&config.log_directory).map_err(failed)?;
         let id = self.client().run_sandbox(config.clone(), self.handler.handler()).await?;
@@ -318,7 +322,7 @@ impl Cell<'_> {
     ///
     /// # Errors
     /// As [`Cell::ended`].
-    pub async fn ended_asking(
+    pub(crate) async fn ended_asking(
         &self,
         id: &str,
         pause: impl Fn(Duration) -> Duration,
@@ -415,7 +419,7 @@ impl Launched {
 }
 
 /// All zones of time differ by whole quarters of an hour.
-pub const QUARTER: f64 = 900.0;
+pub(crate) const QUARTER: f64 = 900.0;
 
 #[cfg(test)]
 mod tests {

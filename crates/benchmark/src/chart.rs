@@ -114,7 +114,7 @@ impl Drawing<'_> {
 
 /// The distributions of one benchmark, one band for each target.
 #[must_use]
-pub fn distributions(title: &str, unit: &str, series: &[Series<'_>]) -> Chart {
+pub(crate) fn distributions(title: &str, unit: &str, series: &[Series<'_>]) -> Chart {
     let bands = series.iter().enumerate().map(|(place, one)| band(place, one)).collect();
     let head = ["least", "25 %", "median", "75 %", "most"].map(str::to_owned);
     Chart {
@@ -147,7 +147,7 @@ fn quantiles(one: &Series<'_>) -> Vec<String> {
 
 /// A line for each target over a number of containers, as points in their order.
 #[must_use]
-pub fn scaling(title: &str, unit: &str, lines: &[(&str, Vec<(f64, f64)>)]) -> Chart {
+pub(crate) fn scaling(title: &str, unit: &str, lines: &[(&str, Vec<(f64, f64)>)]) -> Chart {
     let over = "number of containers";
     let mut numbers: Vec<f64> = lines.iter().flat_map(|(_, line)| line).map(|one| one.0).collect();
     numbers.sort_by(f64::total_cmp);

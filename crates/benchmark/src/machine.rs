@@ -43,7 +43,7 @@ pub const HOST: &str = "/host";
 /// Whether this machine is a node of a Kubernetes. Its kubelet removes, within seconds, what is not its
 /// own in the runtime that it has.
 #[must_use]
-pub fn has_kubelet() -> bool {
+pub(crate) fn has_kubelet() -> bool {
     let mut names = processes().map(|pid| fs::read_to_string(format!("/proc/{pid}/comm")));
     names.any(|name| name.is_ok_and(|name| name.trim() == "kubelet"))
 }
@@ -188,7 +188,7 @@ pub fn field(path: &str, name: &str) -> Option<String> {
 
 /// The number of a value like `123 kB`.
 #[must_use]
-pub fn kibibytes(value: &str) -> u64 {
+pub(crate) fn kibibytes(value: &str) -> u64 {
     value.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
@@ -244,7 +244,7 @@ impl Calibration {
 
 /// One turn of the loop: a fixed piece of work on the processor, in ms.
 #[must_use]
-pub fn calibrate() -> f64 {
+pub(crate) fn calibrate() -> f64 {
     let begun = Instant::now();
     let mut value = 0x9e37_79b9_7f4a_7c15_u64;
     for _ in 0..2_000_000 {

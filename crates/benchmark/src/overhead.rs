@@ -30,7 +30,7 @@ impl Overhead {
 
     /// The same of weighing, if there was any.
     #[must_use]
-    pub fn percent_weighing(self) -> Option<f64> {
+    pub(crate) fn percent_weighing(self) -> Option<f64> {
         (self.time > 0.0 && self.weighing > 0.0).then(|| 100.0 * self.weighing / self.time)
     }
 }

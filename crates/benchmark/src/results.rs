@@ -254,7 +254,7 @@ fn check(results: &Results) -> Result<(), String> {
 
 /// A reason without the identifiers in it, which differ from one sample to the next.
 #[must_use]
-pub fn without_ids(reason: &str) -> String {
+pub(crate) fn without_ids(reason: &str) -> String {
     let mut text = String::with_capacity(reason.len());
     let mut word = String::new();
     for c in reason.chars().chain(std::iter::once('\n')) {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 const RESAMPLES: usize = 2000;
 
 /// Samples below this number give no interval.
-pub const FEWEST: usize = 5;
+pub(crate) const FEWEST: usize = 5;
 
 /// What is said about the samples of one row.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -51,7 +51,7 @@ pub fn sorted(values: &[f64]) -> Vec<f64> {
     clippy::cast_sign_loss,
     reason = "an index into samples, which are far fewer than 2^52"
 )]
-pub fn quantile(ascending: &[f64], share: f64) -> f64 {
+fn quantile(ascending: &[f64], share: f64) -> f64 {
     let Some(last) = ascending.len().checked_sub(1) else {
         return f64::NAN;
     };
@@ -211,7 +211,7 @@ fn paired(old: &[f64], new: &[f64], of: impl Fn(f64, f64) -> f64 + Copy) -> Opti
     clippy::cast_sign_loss,
     reason = "checked to be a small number above zero"
 )]
-pub fn runs_for(share: f64, deviation: f64, threshold: f64) -> Option<u32> {
+pub(crate) fn runs_for(share: f64, deviation: f64, threshold: f64) -> Option<u32> {
     let effect = (1.0 + share).ln();
     let beyond = effect - (1.0 + threshold).ln();
     if !(beyond > 0.0 && deviation.is_finite()) {

@@ -29,7 +29,7 @@ const WATCH_SECONDS: u64 = 60;
 pub const GROUP: &str = "/apis/torpor.dev/v1alpha1";
 
 /// The configuration of our webhooks, with the certificate of the controllers.
-pub const HOOKS: &str =
+pub(crate) const HOOKS: &str =
     "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/torpor.dev";
 
 /// How the API server is reached.
@@ -222,7 +222,7 @@ impl Api {
     ///
     /// # Errors
     /// If the API server refuses it; if the object is not the one that the options want.
-    pub fn delete_with(&self, path: &str, options: &Value) -> Result<()> {
+    pub(crate) fn delete_with(&self, path: &str, options: &Value) -> Result<()> {
         match self.call("DELETE", path, "application/json", Some(options)) {
             Ok(_) | Err(Error::Refused { status: 404, .. }) => Ok(()),
             Err(error) => Err(error),
@@ -233,7 +233,7 @@ impl Api {
     ///
     /// # Errors
     /// If it is elsewhere, does not answer within `limit`, or refuses.
-    pub fn post_here(&self, url: &str, limit: Duration) -> Result<()> {
+    pub(crate) fn post_here(&self, url: &str, limit: Duration) -> Result<()> {
         self.here("POST", url, limit).map(drop)
     }
 
@@ -241,7 +241,7 @@ impl Api {
     ///
     /// # Errors
     /// As [`Api::post_here`], and if what it says is no JSON.
-    pub fn get_here(&self, url: &str, limit: Duration) -> Result<Value> {
+    pub(crate) fn get_here(&self, url: &str, limit: Duration) -> Result<Value> {
         serde_json::from_str(&self.here("GET", url, limit)?).context(|| url)
     }
 

@@ -7,13 +7,13 @@ use crate::pod::{Replica, condition, controller_of, template, template_hash, tex
 use crate::time;
 
 /// The reason of a checkpoint that was ordered of a pod whose name another one has by now.
-pub const REPLACED: &str = "SourcePodReplaced";
+pub(crate) const REPLACED: &str = "SourcePodReplaced";
 
 /// The label by which the controller tells the agent of a node that a checkpoint is to be made there.
-pub const NODE_LABEL: &str = "torpor.dev/node";
+pub(crate) const NODE_LABEL: &str = "torpor.dev/node";
 
 /// The label of the checkpoints of pods that had to go: nobody has ordered them, and their pods end by themselves.
-pub const GIVES_WAY: &str = "torpor.dev/gives-way";
+pub(crate) const GIVES_WAY: &str = "torpor.dev/gives-way";
 
 /// The label of the checkpoints that it was looked for which nodes are to have them before a pod that continues: whether there
 /// are any.
@@ -89,11 +89,11 @@ pub fn ready(holds: bool, reason: &str, message: &str) -> Value {
 }
 
 /// The condition of a checkpoint that moves: somebody waits for it on another node.
-pub const TARGET_READY: &str = "TargetReady";
+pub(crate) const TARGET_READY: &str = "TargetReady";
 
 /// The condition that says that somebody waits for the checkpoint.
 #[must_use]
-pub fn target_ready() -> Value {
+pub(crate) fn target_ready() -> Value {
     condition_of(TARGET_READY, true, "TargetWaits", "")
 }
 
@@ -110,7 +110,7 @@ pub fn stored(error: Option<&str>) -> Value {
 }
 
 /// The condition of a checkpoint whose pod runs while its memory comes: as long as that does, it is needed.
-pub const MEMORY_COMES: &str = "MemoryComes";
+const MEMORY_COMES: &str = "MemoryComes";
 
 /// Whether memory of a checkpoint comes while its pod runs.
 #[must_use]
@@ -119,7 +119,7 @@ pub fn memory_comes(checkpoint: &Value) -> bool {
 }
 
 /// Writes down whether it does. Returns whether that is news.
-pub fn set_memory_comes(checkpoint: &mut Value, comes: bool) -> bool {
+pub(crate) fn set_memory_comes(checkpoint: &mut Value, comes: bool) -> bool {
     let is_news = memory_comes(checkpoint) != comes;
     if is_news {
         let reason = if comes { "OnDemand" } else { "NothingToCome" };
@@ -144,7 +144,7 @@ pub fn is_ready(checkpoint: &Value) -> bool {
 
 /// Whether it may still become complete.
 #[must_use]
-pub fn is_in_progress(checkpoint: &Value) -> bool {
+pub(crate) fn is_in_progress(checkpoint: &Value) -> bool {
     match condition(checkpoint, "Ready") {
         None => true,
         Some(condition) => {
@@ -156,7 +156,7 @@ pub fn is_in_progress(checkpoint: &Value) -> bool {
 
 /// The uid of the pod that it is for.
 #[must_use]
-pub fn claimed_by(checkpoint: &Value) -> Option<&str> {
+pub(crate) fn claimed_by(checkpoint: &Value) -> Option<&str> {
     checkpoint["status"]["claimedBy"]["uid"].as_str()
 }
 
@@ -168,19 +168,19 @@ pub fn is_shared(checkpoint: &Value) -> bool {
 
 /// Whether the pod that it is of ends with it.
 #[must_use]
-pub fn ends_its_pod(checkpoint: &Value) -> bool {
+pub(crate) fn ends_its_pod(checkpoint: &Value) -> bool {
     checkpoint["spec"]["postCheckpointState"] == "Stopped"
 }
 
 /// Whether its pod had to go, and nobody has ordered it.
 #[must_use]
-pub fn gives_way(checkpoint: &Value) -> bool {
+pub(crate) fn gives_way(checkpoint: &Value) -> bool {
     !checkpoint["metadata"]["labels"][GIVES_WAY].is_null()
 }
 
 /// How many seconds of work were lost, if its pod had to go and could not be saved.
 #[must_use]
-pub fn lost_work(checkpoint: &Value) -> Option<u64> {
+pub(crate) fn lost_work(checkpoint: &Value) -> Option<u64> {
     let is_failed = !is_ready(checkpoint) && !is_in_progress(checkpoint);
     checkpoint["status"]["lostWorkSeconds"].as_u64().filter(|_| is_failed)
 }
@@ -193,7 +193,7 @@ pub fn is_sealed(checkpoint: &Value) -> bool {
 
 /// Whether `node` is to have a checkpoint before a pod that continues is there. It opens nothing with it.
 #[must_use]
-pub fn is_expected_on(checkpoint: &Value, node: &str) -> bool {
+pub(crate) fn is_expected_on(checkpoint: &Value, node: &str) -> bool {
     let all = checkpoint["status"]["expectedOn"].as_array();
     is_ready(checkpoint)
         && is_sealed(checkpoint)
@@ -202,7 +202,7 @@ pub fn is_expected_on(checkpoint: &Value, node: &str) -> bool {
 
 /// Whether nobody has begun to make it.
 #[must_use]
-pub fn is_ordered(checkpoint: &Value) -> bool {
+pub(crate) fn is_ordered(checkpoint: &Value) -> bool {
     text(checkpoint, "/status/nodeName").is_empty() && is_in_progress(checkpoint)
 }
 
@@ -243,14 +243,14 @@ pub fn objection(pod: &Value, checkpoint: &Value) -> Option<String> {
 
 /// Whether a container of the pod of a uid has been restored from a checkpoint already.
 #[must_use]
-pub fn is_spent(checkpoint: &Value, uid: &str, container: &str) -> bool {
+pub(crate) fn is_spent(checkpoint: &Value, uid: &str, container: &str) -> bool {
     let all = checkpoint["status"]["restoredContainers"].as_array();
     all.is_some_and(|all| all.iter().any(|c| c["name"] == container && c["podUID"] == uid))
 }
 
 /// Whether it was restored then, and has not started cold.
 #[must_use]
-pub fn is_restored(checkpoint: &Value, uid: &str, container: &str) -> bool {
+pub(crate) fn is_restored(checkpoint: &Value, uid: &str, container: &str) -> bool {
     let all = checkpoint["status"]["restoredContainers"].as_array();
     let is_it = |c: &Value| c["name"] == container && c["podUID"] == uid && c["restored"] == true;
     all.is_some_and(|all| all.iter().any(is_it))

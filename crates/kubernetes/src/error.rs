@@ -38,19 +38,19 @@ impl Error {
 
     /// Whether somebody else has changed or made the object first.
     #[must_use]
-    pub fn is_conflict(&self) -> bool {
+    pub(crate) fn is_conflict(&self) -> bool {
         matches!(self, Self::Refused { status: 409, .. })
     }
 
     /// Whether whoever has asked is not believed, or may not have it.
     #[must_use]
-    pub fn is_forbidden(&self) -> bool {
+    pub(crate) fn is_forbidden(&self) -> bool {
         matches!(self, Self::Refused { status: 403, .. })
     }
 
     /// Whether the other end was too busy, or is being restarted: it may answer in a moment.
     #[must_use]
-    pub fn is_passing(&self) -> bool {
+    pub(crate) fn is_passing(&self) -> bool {
         matches!(self, Self::Silent { .. } | Self::Refused { status: 429 | 500.., .. })
     }
 }

@@ -24,9 +24,9 @@ pub const PARENT: &str = "parent";
 /// The file there that says that the order to save the pod was heard.
 pub const TAKEN: &str = "taken";
 /// The directory there with what the agent is told of containers that have begun with the checkpoint.
-pub const BEGUN: &str = "begun";
+pub(crate) const BEGUN: &str = "begun";
 /// The directory in a checkpoint with what was copied of the memory of its containers before they were frozen.
-pub const ROUNDS_DIR: &str = "rounds";
+pub(crate) const ROUNDS_DIR: &str = "rounds";
 /// How many rounds there are: the first copies everything, the next what was changed meanwhile.
 pub const ROUNDS: u32 = 2;
 /// How long an agent is waited for that was killed, or is exchanged for a newer one.
@@ -92,7 +92,7 @@ pub fn begun(checkpoint: &Path, container: &Container) -> PathBuf {
 
 /// The directory of a round of a container in a checkpoint.
 #[must_use]
-pub fn round_images(checkpoint: &Path, container: &str, round: u32) -> PathBuf {
+pub(crate) fn round_images(checkpoint: &Path, container: &str, round: u32) -> PathBuf {
     checkpoint.join(ROUNDS_DIR).join(container).join(round.to_string())
 }
 

@@ -4,31 +4,31 @@ use aws_lc_rs::digest::{SHA256, digest};
 use serde_json::{Value, json};
 
 /// The runtime class, and the handler of containerd, of pods that can be saved.
-pub const RUNTIME_CLASS: &str = "torpor";
+pub(crate) const RUNTIME_CLASS: &str = "torpor";
 /// The scheduling gate behind which a replacement waits.
-pub const GATE: &str = "torpor.dev/restore";
+pub(crate) const GATE: &str = "torpor.dev/restore";
 /// The label of the pods that the controller looks after.
-pub const GATED: &str = "torpor.dev/gated";
+pub(crate) const GATED: &str = "torpor.dev/gated";
 /// Names the migration that a pod is the target of, and that a checkpoint is for.
 pub const MIGRATION: &str = "torpor.dev/migration";
 /// Says what it cost to save a pod, or the pod before it, the last time, in milliseconds: how long it was frozen. Of one
 /// that was never saved, what another one of its template cost.
-pub const SAVE_COST: &str = "torpor.dev/save-cost-milliseconds";
+pub(crate) const SAVE_COST: &str = "torpor.dev/save-cost-milliseconds";
 /// Says how many bytes were saved then.
-pub const SAVED_BYTES: &str = "torpor.dev/saved-bytes";
+pub(crate) const SAVED_BYTES: &str = "torpor.dev/saved-bytes";
 /// Says when the last checkpoint of a pod was made, or the one that it continues from: what it has done since is lost if it
 /// cannot be saved.
-pub const LAST_CHECKPOINT: &str = "torpor.dev/last-checkpoint";
+pub(crate) const LAST_CHECKPOINT: &str = "torpor.dev/last-checkpoint";
 /// Says how many seconds of work were lost, if the pod before it could not be saved.
-pub const LOST_WORK: &str = "torpor.dev/lost-work-seconds";
+pub(crate) const LOST_WORK: &str = "torpor.dev/lost-work-seconds";
 /// Names the checkpoint that a pod continues from. Only the controller writes it.
-pub const RESTORE_FROM: &str = "torpor.dev/restore-from";
+pub(crate) const RESTORE_FROM: &str = "torpor.dev/restore-from";
 /// Names the checkpoint that whoever made the pod wants it to continue from.
-pub const RESTORE_REQUEST: &str = "torpor.dev/restore-request";
+pub(crate) const RESTORE_REQUEST: &str = "torpor.dev/restore-request";
 /// What is done if a pod cannot be restored: `IfPresent` or `Always`.
-pub const RESTORE_POLICY: &str = "torpor.dev/restore-policy";
+pub(crate) const RESTORE_POLICY: &str = "torpor.dev/restore-policy";
 /// When the memory of a pod that continues from a checkpoint of another node comes: before it does, or `OnDemand`, while it runs.
-pub const RESTORE_MEMORY: &str = "torpor.dev/restore-memory";
+pub(crate) const RESTORE_MEMORY: &str = "torpor.dev/restore-memory";
 
 /// What everybody is told whose pod goes on elsewhere, or later.
 pub const CONNECTIONS: &str = "established connections were closed: the pod has another address";
@@ -58,7 +58,7 @@ pub fn annotation<'v>(object: &'v Value, name: &str) -> Option<&'v str> {
 
 /// The reference to the controller of an object.
 #[must_use]
-pub fn controller_of(object: &Value) -> Option<&Value> {
+pub(crate) fn controller_of(object: &Value) -> Option<&Value> {
     let all = object["metadata"]["ownerReferences"].as_array()?;
     all.iter().find(|owner| owner["controller"] == true)
 }
@@ -110,7 +110,7 @@ pub fn is_lazy(pod: &Value) -> bool {
 
 /// Whether a pod waits behind our gate.
 #[must_use]
-pub fn is_gated(pod: &Value) -> bool {
+pub(crate) fn is_gated(pod: &Value) -> bool {
     gates(pod).any(|name| name == GATE)
 }
 
@@ -149,7 +149,7 @@ pub fn revision(pod: &Value) -> Value {
 
 /// A digest of what a pod is made of: of two pods with the same, one can continue the other.
 #[must_use]
-pub fn template_hash(pod: &Value) -> String {
+pub(crate) fn template_hash(pod: &Value) -> String {
     let mut spec = pod["spec"].clone();
     if let Some(fields) = spec.as_object_mut() {
         fields.retain(|name, _| !PLACEMENT.contains(&name.as_str()));

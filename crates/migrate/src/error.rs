@@ -44,7 +44,7 @@ impl Error {
     }
 
     /// A refusal, and what to do about it.
-    pub fn refused_with(text: impl Into<String>, hint: impl Into<String>) -> Self {
+    pub(crate) fn refused_with(text: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Refused { text: text.into(), hint: Some(hint.into()) }
     }
 

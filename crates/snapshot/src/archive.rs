@@ -32,7 +32,7 @@ pub(crate) fn header(kind: EntryType, size: u64, mode: u32) -> Header {
 ///
 /// # Errors
 /// If `clusters` ends before its length, or `to` does not take what is written.
-pub fn write_pack(
+pub(crate) fn write_pack(
     to: &mut dyn Write,
     number: u32,
     clusters: &mut File,
@@ -54,7 +54,7 @@ pub fn write_pack(
 ///
 /// # Errors
 /// If `pages` ends before its length, or `to` does not take what is written.
-pub fn write_sealed_pack(to: &mut dyn Write, pages: &mut File, len: u64) -> Result<()> {
+pub(crate) fn write_sealed_pack(to: &mut dyn Write, pages: &mut File, len: u64) -> Result<()> {
     let what = || "writing a pack";
     let mut archive = Builder::new(to);
     let mut head = header(EntryType::Regular, len, 0o600);

@@ -70,7 +70,7 @@ impl Bundle {
 
     /// The same with a container that has these mounts, in place of those at the same places.
     #[must_use]
-    pub fn mounting(mut self, binds: &[Bind]) -> Self {
+    pub(crate) fn mounting(mut self, binds: &[Bind]) -> Self {
         for bind in binds {
             let mut all = self.config["mounts"].as_array().cloned().unwrap_or_default();
             match all.iter_mut().find(|mount| bind.replaces(mount)) {
@@ -105,7 +105,7 @@ impl Bundle {
 
     /// The configuration of a container that has its root file system at `root`.
     #[must_use]
-    pub fn config_at(&self, root: &Path) -> Value {
+    pub(crate) fn config_at(&self, root: &Path) -> Value {
         let mut config = self.config.clone();
         config["root"]["path"] = json!(root);
         // What is relative is so to the bundle.

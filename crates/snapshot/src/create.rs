@@ -597,7 +597,7 @@ pub fn clean(runc: &Runc, id: &str, work: &Path) {
 ///
 /// # Errors
 /// If a file is not there.
-pub fn files_option<'f>(
+pub(crate) fn files_option<'f>(
     name: &str,
     files: impl IntoIterator<Item = &'f PathBuf>,
 ) -> Result<String> {

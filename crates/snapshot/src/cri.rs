@@ -63,7 +63,7 @@ pub fn complete(
 ///
 /// # Errors
 /// If the images cannot be read or written.
-pub fn any_root(images: &ImageDir) -> Result<()> {
+pub(crate) fn any_root(images: &ImageDir) -> Result<()> {
     let mut files: Vec<FileEntry> = images.read_all(kind::FILES, 0)?;
     for root in files.iter_mut().filter_map(|file| file.reg.as_mut()).filter(|reg| reg.name == b"/")
     {

@@ -14,7 +14,7 @@ use crate::sealed::Hidden;
 /// The version of what is described here.
 pub const VERSION: u32 = 1;
 /// The same for snapshots that hide what is said of the container.
-pub const SEALED_VERSION: u32 = 3;
+pub(crate) const SEALED_VERSION: u32 = 3;
 
 /// The key of the description in the configuration.
 const KEY: &str = "org.torpor.snapshot";
@@ -195,14 +195,14 @@ impl Description {
 
     /// As much of it as brings the packs in: nothing that is ever sealed.
     #[must_use]
-    pub fn of_packs(&self) -> Self {
+    pub(crate) fn of_packs(&self) -> Self {
         let Self { version, tried, sealed, .. } = *self;
         Self { version, tried, sealed, packs: self.packs.clone(), ..Self::default() }
     }
 
     /// Whether its memory is in the small layer: that of a sealed one of an earlier version is.
     #[must_use]
-    pub fn comes_whole(&self) -> bool {
+    pub(crate) fn comes_whole(&self) -> bool {
         self.sealed && self.packs.is_empty()
     }
 

@@ -116,7 +116,7 @@ impl<'s> Fetch<'s> {
     /// Has it wait for room where the disk is full, and for a place that cannot be reached, as long as the file `alive`
     /// is there: tasks run that need the pages.
     #[must_use]
-    pub fn waiting_with(mut self, alive: PathBuf) -> Self {
+    pub(crate) fn waiting_with(mut self, alive: PathBuf) -> Self {
         self.waits_with = Some(alive);
         self
     }
@@ -125,7 +125,7 @@ impl<'s> Fetch<'s> {
     ///
     /// # Errors
     /// How much room is missing.
-    pub fn check_room(&self) -> Result<()> {
+    pub(crate) fn check_room(&self) -> Result<()> {
         let mut need = 0;
         for pack in &self.packs {
             let all: u64 = pack.chunks.iter().map(|chunk| chunk.size).sum();
@@ -167,12 +167,12 @@ impl<'s> Fetch<'s> {
 
     /// Whether more is needed than was expected, so that pieces of [`SMALL`] are too small.
     #[must_use]
-    pub fn is_surprised(&self) -> bool {
+    pub(crate) fn is_surprised(&self) -> bool {
         self.unforeseen.load(Ordering::Relaxed) > SURPRISES
     }
 
     /// Writes down that somebody waits for a part of the file `number`.
-    pub fn note_asked(&self, number: u32, range: &Range<u64>) {
+    pub(crate) fn note_asked(&self, number: u32, range: &Range<u64>) {
         let asked = self.pack_of(number).map(|pack| &pack.chunks[pack.within(number, range)]);
         let asked = asked.unwrap_or_default();
         let unforeseen = asked.is_empty() || asked.iter().any(|chunk| !chunk.is_first);

@@ -281,7 +281,7 @@ pub fn collect(dir: &Path, root: Option<&Path>) -> Result<u64> {
 ///
 /// # Errors
 /// If `/run/torpor` cannot be made in there, or its file cannot be written.
-pub fn write_inside(root: &Path, name: &str, content: &str) -> Result<()> {
+pub(crate) fn write_inside(root: &Path, name: &str, content: &str) -> Result<()> {
     let shown = || format!("/run/torpor/{name} in {}", root.display());
     let root = openat(CWD, root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .context(shown)?;

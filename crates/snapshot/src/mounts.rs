@@ -249,7 +249,7 @@ pub fn of_host(config: &Value) -> Vec<(&str, &str)> {
 /// The mount of the host that a path in a container of this configuration is in, if it is in one: where that is in the
 /// container, and where on the host.
 #[must_use]
-pub fn of_host_at<'c>(config: &'c Value, path: &Path) -> Option<(&'c str, &'c str)> {
+pub(crate) fn of_host_at<'c>(config: &'c Value, path: &Path) -> Option<(&'c str, &'c str)> {
     let all = config["mounts"].as_array().into_iter().flatten();
     let known = all.filter_map(|mount| Some((mount, mount["destination"].as_str()?)));
     let around = known.filter(|(_, at)| path.starts_with(at));
@@ -307,7 +307,7 @@ fn add(mounts: &mut Vec<MntEntry>, bind: &Bind) -> Result<()> {
 ///
 /// # Errors
 /// Which it cannot have.
-pub fn check_sealed(config: &Value, binds: &[Bind]) -> Result<()> {
+pub(crate) fn check_sealed(config: &Value, binds: &[Bind]) -> Result<()> {
     for bind in binds {
         let all = config["mounts"].as_array().into_iter().flatten();
         let there = all.filter(|mount| bind.replaces(mount)).any(|mount| {

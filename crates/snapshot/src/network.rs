@@ -44,7 +44,7 @@ impl Bundle {
 
     /// Whether the network namespace of the container is made with it.
     #[must_use]
-    pub fn makes_network(&self) -> bool {
+    pub(crate) fn makes_network(&self) -> bool {
         let mut all = self.config["linux"]["namespaces"].as_array().into_iter().flatten();
         all.any(|other| other["type"] == "network" && no_path(other))
     }
@@ -66,7 +66,7 @@ pub enum Inner {
 /// The ports at which processes of a container are connected with each other. In the network of this host it cannot be
 /// told of whom the ends are: there are none.
 #[must_use]
-pub fn inner_ports(pid: u32, which: Inner) -> BTreeSet<u16> {
+pub(crate) fn inner_ports(pid: u32, which: Inner) -> BTreeSet<u16> {
     let network = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
     if network(&pid.to_string()) == network("self") {
         return BTreeSet::new();

@@ -22,7 +22,7 @@ pub fn name(id: &str, number: u32, count: u32) -> String {
 ///
 /// # Errors
 /// Images that cannot be read or written.
-pub fn set_hostname(images: &Path, name: &str) -> Result<()> {
+pub(crate) fn set_hostname(images: &Path, name: &str) -> Result<()> {
     let dir = ImageDir::open(images)?;
     for id in dir.ids(kind::UTSNS)? {
         let mut entry: UtsnsEntry = dir.read_one(kind::UTSNS, id)?;
@@ -36,7 +36,7 @@ pub fn set_hostname(images: &Path, name: &str) -> Result<()> {
 ///
 /// # Errors
 /// If the process has ended, or the kernel does not take the name.
-pub fn rename_host(pid: u32, name: &str) -> Result<()> {
+pub(crate) fn rename_host(pid: u32, name: &str) -> Result<()> {
     let path = format!("/proc/{pid}/ns/uts");
     let own = fs::metadata("/proc/self/ns/uts").context(|| path.clone())?;
     let namespace = fs::File::open(&path).context(|| path.clone())?;

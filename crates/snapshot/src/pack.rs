@@ -134,7 +134,7 @@ impl Known {
 /// The number of the page at an address, among those that are present; `runs` are those of a map
 /// with their offsets.
 #[must_use]
-pub fn number_of(runs: &[(Run, Option<u64>)], address: u64) -> Option<u64> {
+pub(crate) fn number_of(runs: &[(Run, Option<u64>)], address: u64) -> Option<u64> {
     let after = runs.partition_point(|(run, _)| run.vaddr <= address);
     let (run, offset) = runs.get(after.checked_sub(1)?)?;
     let inside = run.range().contains(&address);

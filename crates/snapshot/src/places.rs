@@ -55,7 +55,7 @@ pub fn claim(dir: &Path) -> Result<File> {
 /// What the names of directories begin with in which a snapshot is made.
 pub const CREATE: &str = "create-";
 /// The same for what Podman takes a container from.
-pub const IMPORT: &str = "import-";
+pub(crate) const IMPORT: &str = "import-";
 
 /// A directory for what one command does, which shows that it is in use: a command that is killed leaves it behind, for
 /// `gc` to find.
@@ -118,7 +118,7 @@ fn made_of(digest: &str) -> PathBuf {
 ///
 /// # Errors
 /// If the directory for state cannot be written to.
-pub fn note_made(digest: &str) -> Result<()> {
+pub(crate) fn note_made(digest: &str) -> Result<()> {
     let file = made_of(digest);
     make(&state().join("made"))?;
     let made = File::options().write(true).create(true).truncate(false).mode(0o600).open(&file);
@@ -127,7 +127,7 @@ pub fn note_made(digest: &str) -> Result<()> {
 
 /// Whether it was.
 #[must_use]
-pub fn has_made(digest: &str) -> bool {
+pub(crate) fn has_made(digest: &str) -> bool {
     made_of(digest).exists()
 }
 

@@ -103,7 +103,7 @@ impl Podman {
     ///
     /// # Errors
     /// If there is none.
-    pub fn check_network(&self, name: &str) -> Result<()> {
+    pub(crate) fn check_network(&self, name: &str) -> Result<()> {
         let known = self.say(&["network", "ls", "--format", "{{.Name}}"])?;
         match known.lines().any(|known| known == name) {
             true => Ok(()),
@@ -158,7 +158,7 @@ impl Podman {
     ///
     /// # Errors
     /// Which volumes it has.
-    pub fn check_volumes(&self, id: &str, image: &str) -> Result<()> {
+    pub(crate) fn check_volumes(&self, id: &str, image: &str) -> Result<()> {
         let format =
             "{{range .Mounts}}{{if eq .Type \"volume\"}}{{println .Destination}}{{end}}{{end}}";
         let all = self.say(&["container", "inspect", "--format", format, id])?;

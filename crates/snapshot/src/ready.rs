@@ -194,7 +194,7 @@ impl Waiting<'_> {
     ///
     /// # Errors
     /// As [`Waiting::until`].
-    pub fn until_of(&self, pid: u32, ready: &Ready, timeout: Duration) -> Result<()> {
+    pub(crate) fn until_of(&self, pid: u32, ready: &Ready, timeout: Duration) -> Result<()> {
         let end = Instant::now() + timeout;
         let mut pause = GLANCE;
         let mut last = None;
@@ -289,7 +289,7 @@ impl Waiting<'_> {
 
 /// How a command ended, by its exit code, if it has one.
 #[must_use]
-pub fn of_code(code: Option<i32>) -> String {
+pub(crate) fn of_code(code: Option<i32>) -> String {
     match code {
         // As a shell says it (POSIX, exit status for commands).
         Some(127) => "it ended with 127, so there is no such program".to_owned(),

@@ -99,7 +99,7 @@ impl Seal {
     ///
     /// # Errors
     /// If a file in `content` cannot be read, or `file` cannot be made or written: a full disk.
-    pub fn write_changes(
+    pub(crate) fn write_changes(
         &self,
         file: &Path,
         content: impl FnOnce(&mut dyn Write) -> Result<()>,
@@ -180,7 +180,7 @@ pub struct Opened {
 impl Description {
     /// Whether the origin is all there, even if the rest is sealed.
     #[must_use]
-    pub fn says_origin(&self) -> bool {
+    pub(crate) fn says_origin(&self) -> bool {
         self.hidden.as_ref().is_none_or(|hidden| hidden.whole_origin)
     }
 
@@ -240,7 +240,7 @@ impl Opened {
     ///
     /// # Errors
     /// If it is not what was sealed, or is not there.
-    pub fn read_changes(
+    pub(crate) fn read_changes(
         &self,
         file: &Path,
         content: &mut dyn FnMut(&mut dyn Read) -> Result<()>,

@@ -37,7 +37,7 @@ const LISTED: usize = 48;
 pub type Blocks = BTreeSet<(u32, u64)>;
 
 /// The blocks that have something of a part of a file, which is not empty.
-pub fn blocks_of(file: u32, offset: u64, len: u64) -> impl Iterator<Item = (u32, u64)> {
+pub(crate) fn blocks_of(file: u32, offset: u64, len: u64) -> impl Iterator<Item = (u32, u64)> {
     let last = offset.saturating_add(len.saturating_sub(1)) / BLOCK;
     (offset / BLOCK..=last).map(move |block| (file, block))
 }

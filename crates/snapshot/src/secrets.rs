@@ -35,7 +35,7 @@ pub fn within(text: &[u8]) -> Option<&'static str> {
 ///
 /// # Errors
 /// What `from` says when it is read.
-pub fn within_file(from: impl Read) -> io::Result<Option<&'static str>> {
+pub(crate) fn within_file(from: impl Read) -> io::Result<Option<&'static str>> {
     by_windows(from, WINDOW)
 }
 

@@ -71,7 +71,7 @@ impl Template {
     ///
     /// # Errors
     /// If there is no place.
-    pub fn link_packs(&self, images: &Path) -> Result<()> {
+    pub(crate) fn link_packs(&self, images: &Path) -> Result<()> {
         let own = self.dir.join("images");
         let shown = || own.display().to_string();
         for entry in fs::read_dir(&own).context(shown)? {
@@ -124,7 +124,7 @@ pub fn find(reference: &Reference, digest: &str) -> Option<Template> {
 
 /// Whether the engine, which worked in `work`, had the container be born by a template.
 #[must_use]
-pub fn was_used(work: &Path) -> bool {
+pub(crate) fn was_used(work: &Path) -> bool {
     let log = fs::read_to_string(work.join("restore.log")).unwrap_or_default();
     !log.is_empty() && !log.contains("the template is not used")
 }
@@ -133,7 +133,7 @@ pub fn was_used(work: &Path) -> bool {
 ///
 /// # Errors
 /// If the snapshot cannot be had or restored so.
-pub fn for_batch(
+pub(crate) fn for_batch(
     reference: &Reference,
     store: &dyn Store,
     snapshot: (&Description, &Manifest),

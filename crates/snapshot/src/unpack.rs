@@ -71,7 +71,7 @@ pub fn images(packed: &File, images: &Path, changes: (&str, &Path)) -> Result<()
 ///
 /// # Errors
 /// If it is damaged; no place.
-pub fn exported(packed: &File, dir: &Path, names: &[&str]) -> Result<PathBuf> {
+pub(crate) fn exported(packed: &File, dir: &Path, names: &[&str]) -> Result<PathBuf> {
     let images = dir.join(archive::IMAGES);
     places::make(&images)?;
     small(packed, &images, &|name| names.contains(&name).then(|| dir.join(name)))?;

@@ -336,7 +336,7 @@ impl Client {
     ///
     /// # Errors
     /// If the runtime has no such call, does not answer in time, or refuses.
-    pub async fn remove_image(&self, image: &str) -> Result<(), CallError> {
+    pub(crate) async fn remove_image(&self, image: &str) -> Result<(), CallError> {
         let request = self.request(RemoveImageRequest { image: Some(image_spec(image)) });
         self.answer("RemoveImage", self.store().remove_image(request)).await?;
         Ok(())

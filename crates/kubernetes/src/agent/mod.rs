@@ -49,7 +49,8 @@ use crate::message::{Answer, Ask, BEAT, SOCKET, beat, receive, send};
 use crate::peer::address;
 use identity::Identity;
 use node::Node;
-pub use peer::{bearer, serve_each};
+pub use peer::bearer;
+pub(crate) use peer::serve_each;
 pub use tls::{server, speak};
 
 /// Where the DaemonSet has the tokens that an agent shows to other agents, and to the controllers.

@@ -60,7 +60,7 @@ impl Drop for Seat {
 
 /// Serves each connection in a thread of its own, but no more than `most` at a time: nobody has shown yet who they are.
 /// The others are closed. Does not end.
-pub fn serve_each(
+pub(crate) fn serve_each(
     listener: &TcpListener,
     most: usize,
     serve: impl Fn(TcpStream) + Send + Sync + 'static,

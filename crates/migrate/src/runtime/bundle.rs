@@ -22,7 +22,7 @@ pub struct Terms {
 
 /// Where a bundle has the root file system that is its own.
 #[must_use]
-pub fn own_root(bundle: &Path) -> PathBuf {
+pub(crate) fn own_root(bundle: &Path) -> PathBuf {
     bundle.join("rootfs")
 }
 

@@ -79,7 +79,7 @@ impl Call {
     }
 
     /// A word for the runtime, whoever calls it.
-    pub fn tell_runtime(&mut self, word: &str) {
+    pub(crate) fn tell_runtime(&mut self, word: &str) {
         let words = self.conmon.as_mut().map_or(&mut self.words, |conmon| &mut conmon.words);
         words.push(word.to_owned());
     }

@@ -22,15 +22,17 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use self::archive::Adaptation;
+pub(crate) use self::bundle::own_root;
 pub use self::bundle::{
-    Terms, has_come, leave as leave_bundle, lock as lock_bundles, own_root, remove as remove_bundle,
+    Terms, has_come, leave as leave_bundle, lock as lock_bundles, remove as remove_bundle,
 };
 use self::conmon::Conmon;
 pub use self::conmon::{NAME as CONMON, run as conmon};
 pub use self::idle::serve as idle;
 pub(crate) use self::job::start_marked;
 pub use self::job::{Call, Streams, remove, serve, start, start_restore, wait};
-pub use self::podman::{ARCHIVE, Ways};
+pub(crate) use self::podman::ARCHIVE;
+pub use self::podman::Ways;
 use crate::cancel::Cancel;
 use crate::error::{Context, Error, Result};
 
@@ -277,12 +279,12 @@ impl Container {
     }
 
     /// It runs elsewhere, and may still have to go on here: its runtime is not to start it again when it ends.
-    pub fn look_away(&self) {
+    pub(crate) fn look_away(&self) {
         self.tell_conmon(Signal::STOP);
     }
 
     /// It goes on here after all.
-    pub fn look_on(&self) {
+    pub(crate) fn look_on(&self) {
         self.tell_conmon(Signal::CONT);
     }
 
@@ -308,7 +310,7 @@ impl Container {
 
     /// Whether the runtime has kept a container that could not be made. runc itself removes it.
     #[must_use]
-    pub fn stays_behind(&self) -> bool {
+    pub(crate) fn stays_behind(&self) -> bool {
         let never_ran = |state: &State| !matches!(state.status.as_str(), "running" | "paused");
         self.runtime == Runtime::Podman
             && matches!(self.state(), Ok(Some(state)) if never_ran(&state))
@@ -383,7 +385,7 @@ pub enum Base {
 ///
 /// # Errors
 /// As [`bundle::make`]; if Podman does not say how it does things.
-pub fn make_base(
+pub(crate) fn make_base(
     dir: &Path,
     container: &Container,
     description: &str,
@@ -399,7 +401,7 @@ pub fn make_base(
 ///
 /// # Errors
 /// As [`bundle::make`].
-pub fn make_sketch(
+pub(crate) fn make_sketch(
     dir: &Path,
     container: &Container,
     description: &str,

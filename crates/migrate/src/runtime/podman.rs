@@ -23,7 +23,7 @@ use crate::record::make_private;
 use crate::task::Task;
 
 /// What Podman exports lies among the images of the last round under this name.
-pub const ARCHIVE: &str = "podman.tar";
+pub(crate) const ARCHIVE: &str = "podman.tar";
 /// Names of images are no longer.
 const MAX_NAME: usize = 500;
 

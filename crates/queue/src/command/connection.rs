@@ -74,13 +74,13 @@ impl Refusal {
 
     /// Whether it is more than may be, whenever it is sent.
     #[must_use]
-    pub fn is_too_much(&self) -> bool {
+    pub(crate) fn is_too_much(&self) -> bool {
         self.status == Some(413)
     }
 
     /// Whether it may be sent as soon as the job has read what came before it.
     #[must_use]
-    pub fn is_too_early(&self) -> bool {
+    pub(crate) fn is_too_early(&self) -> bool {
         self.status == Some(429)
     }
 
@@ -122,7 +122,7 @@ impl Client {
     ///
     /// # Errors
     /// As [`json`](Self::json).
-    pub fn json_with(
+    pub(crate) fn json_with(
         &self,
         method: &str,
         path: &str,

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 pub use client::{Address, Answer, Client, encode};
 pub(crate) use client::{DEFAULT, is_cut_off};
-pub use server::{Body, Request, Response, answer_all, answer_one};
+pub(crate) use server::answer_one;
+pub use server::{Body, Request, Response, answer_all};
 
 /// No head of a request or an answer is longer.
 const MAX_HEAD: usize = 64 << 10;

@@ -27,7 +27,7 @@ pub struct Request {
 impl Request {
     /// Whether the body is handed on as it comes: a job from another machine.
     #[must_use]
-    pub fn is_large(&self) -> bool {
+    pub(crate) fn is_large(&self) -> bool {
         self.method == "POST" && self.path == "/v1/import"
     }
 
@@ -130,7 +130,7 @@ fn title(status: u16) -> &'static str {
 ///
 /// # Errors
 /// If the other end is gone. What is no request is answered, and is no error.
-pub fn answer_one(
+pub(crate) fn answer_one(
     stream: &mut dyn Stream,
     handle: impl FnOnce(Request, &mut dyn Read) -> Response,
 ) -> io::Result<()> {

@@ -30,13 +30,13 @@ impl Default for Speed {
 impl Speed {
     /// How long it takes to save so many bytes.
     #[must_use]
-    pub fn save_ms(&self, bytes: u64) -> u64 {
+    pub(crate) fn save_ms(&self, bytes: u64) -> u64 {
         self.base_save_ms + bytes / self.save.max(1)
     }
 
     /// How long a job stands still meanwhile: all the time, unless rounds are written before.
     #[must_use]
-    pub fn still_ms(&self, bytes: u64) -> u64 {
+    pub(crate) fn still_ms(&self, bytes: u64) -> u64 {
         let all = self.save_ms(bytes);
         if super::rounds(bytes) == 0 { all } else { all * self.still / 100 }
     }
@@ -54,7 +54,7 @@ impl Speed {
 
     /// Takes a measurement in: what was saved in rounds, so many bytes in `took_us`, stood still
     /// for `still_us` of that.
-    pub fn stood_still(&mut self, bytes: u64, still_us: u64, took_us: u64) {
+    pub(crate) fn stood_still(&mut self, bytes: u64, still_us: u64, took_us: u64) {
         if super::rounds(bytes) > 0 {
             self.still = blend(self.still, (still_us * 100).div_ceil(took_us.max(1)).min(100));
         }

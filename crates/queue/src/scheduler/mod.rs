@@ -307,7 +307,7 @@ impl World {
     /// How many slots jobs have at most whose guarantee was due, unless one alone needs more. The others are for jobs of a
     /// higher level, however many are due.
     #[must_use]
-    pub fn most_guaranteed(&self) -> u32 {
+    pub(crate) fn most_guaranteed(&self) -> u32 {
         (self.slots / 2).max(1)
     }
 }

@@ -113,7 +113,7 @@ pub fn compare(a: &[f64], b: &[f64]) -> Ordering {
 }
 
 /// The projects that a project lies in, from the outermost on, and itself.
-pub fn lineage(project: &str) -> impl Iterator<Item = &str> {
+fn lineage(project: &str) -> impl Iterator<Item = &str> {
     let ends = project.match_indices('/').map(|(end, _)| end).chain([project.len()]);
     ends.map(move |end| &project[..end])
 }

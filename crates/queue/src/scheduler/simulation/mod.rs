@@ -128,7 +128,7 @@ impl Machine {
 
     /// One on which it costs no time to give way and to come back: what is left is what the rules cost.
     #[must_use]
-    pub fn at_no_price(self) -> Self {
+    pub(crate) fn at_no_price(self) -> Self {
         Self { is_free: true, ..self }
     }
 
