@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 #[path = "architecture/imports.rs"]
 mod imports;
+#[path = "architecture/public.rs"]
+mod public;
 #[path = "architecture/refusals.rs"]
 mod refusals;
 
@@ -325,6 +327,47 @@ fn modules_that_are_shown_are_used_from_outside() {
     let is_unused = |module: &&String| !code.contains(&format!("torpor_engine::{module}"));
     let unused: Vec<_> = shown.iter().filter(is_unused).collect();
     assert!(unused.is_empty(), "nobody outside uses these: {unused:?}");
+}
+
+/// The files with source code below a directory.
+fn files_below(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let is_code = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "rs");
+    let files = |path: PathBuf| match path.is_dir() {
+        true => files_below(&path),
+        false => Some(path).into_iter().filter(is_code).collect(),
+    };
+    entries.flat_map(files).collect()
+}
+
+/// What only its own crate calls is not public, as far as names tell.
+#[test]
+fn what_is_public_is_used_from_outside() {
+    let library = |path: &Path| {
+        let mut parts = path.iter().map(|part| part.to_str().unwrap());
+        let (Some("crates"), Some(name), Some("src")) = (parts.next(), parts.next(), parts.next())
+        else {
+            return None;
+        };
+        let is_program = parts.next().is_some_and(|part| part == "main.rs" || part == "bin");
+        (!is_program).then(|| name.to_owned())
+    };
+    let source = |path: PathBuf| {
+        let file = path.strip_prefix(root()).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        public::Source { file: file.display().to_string(), library: library(file), text }
+    };
+    let files = ["crates", "bench", "tests", "fuzz/src", "fuzz/fuzz_targets", "fuzz/tests"]
+        .map(|dir| files_below(&root().join(dir)));
+    let sources: Vec<_> = files.into_iter().flatten().map(source).collect();
+    let all = public::all(&sources);
+    assert!(all.len() > 1500, "{} names are public", all.len());
+    let found: BTreeSet<&str> = all.iter().map(|(_, library, _)| *library).collect();
+    // It is no library.
+    let libraries = crates().into_iter().filter(|name| name != "protoc");
+    assert!(libraries.eq(found), "what of a library is public was not found");
+    let unused = public::unused(&sources);
+    assert!(unused.is_empty(), "nobody outside of the crate uses these: {unused:#?}");
 }
 
 /// A call with typed arguments has no other form: a swapped argument does not compile.
