@@ -213,7 +213,7 @@ pub fn read(path: &Path) -> Result<Results, ResultsError> {
 /// The results that bytes hold which came from `name`.
 ///
 /// # Errors
-/// If they are damaged.
+/// If they are no JSON, of another schema, or contradict themselves.
 pub fn parse(name: &Path, bytes: &[u8]) -> Result<Results, ResultsError> {
     let broken = |text: String| ResultsError::Broken(name.to_owned(), text);
     let mut results: Results =

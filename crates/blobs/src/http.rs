@@ -144,7 +144,7 @@ impl Client {
     /// are asked for.
     ///
     /// # Errors
-    /// If there is no answer.
+    /// If the server does not answer, or does not take the credentials.
     pub fn call(&self, call: &Call<'_>) -> Result<Response<Body>> {
         let asked = || {
             let answer = self.patient(call, self.authorization().as_deref());
@@ -215,7 +215,7 @@ impl Client {
     /// Makes a request whose answer has one of these statuses.
     ///
     /// # Errors
-    /// If it has another.
+    /// If the answer has another status; as [`Client::call`].
     pub fn expect(&self, call: &Call<'_>, statuses: &[u16]) -> Result<Response<Body>> {
         let answer = self.call(call)?;
         let status = answer.status().as_u16();

@@ -56,7 +56,7 @@ pub enum KeyCommand {
 /// Runs `torpor key`.
 ///
 /// # Errors
-/// What is wrong with a key or its file.
+/// If a key or certificate cannot be read, made or written; if keys cannot be kept out of swap.
 pub fn run(command: KeyCommand) -> Result<ExitCode, Failure> {
     torpor_sys::secrecy::protect().map_err(|e| Failure::io("keep keys out of swap", &e))?;
     match command {

@@ -61,7 +61,8 @@ pub enum Images {
 /// are left alone until there is something to open.
 ///
 /// # Errors
-/// What is missing or wrong, and with which file.
+/// If a key, a certificate or a recipient cannot be read or is not trusted: the file is named. If options contradict each
+/// other or do not say for whom images are sealed.
 pub fn load(settings: &mut Settings, images: Images) -> Result<(), Failure> {
     let seal = &settings.seal;
     let trust = Trust::load(&seal.trust, &seal.crl)?;

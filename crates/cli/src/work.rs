@@ -22,7 +22,7 @@ use crate::{COMPATIBLE, log, rounds};
 /// enters the work directory and opens the log there.
 ///
 /// # Errors
-/// If one of them is missing.
+/// If a directory is missing or cannot be entered, or the log cannot be opened.
 pub fn prepare(settings: &mut Settings) -> Result<(), Failure> {
     let images = directory(&settings.engine.images_dir, "images")?;
     if let Some(work) = &settings.engine.work_dir {

@@ -20,7 +20,7 @@ use crate::{log, pages, rpc, work};
 /// Serves the daemon on the standard input.
 ///
 /// # Errors
-/// If there is no daemon.
+/// If the standard input is no socket of a daemon; if a descriptor cannot be put at its number.
 pub(crate) fn run() -> std::result::Result<ExitCode, Failure> {
     // What this job needs of memory is not to end the daemon, with all of its other jobs.
     torpor_engine::oom::go_first();

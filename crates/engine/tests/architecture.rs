@@ -128,7 +128,12 @@ fn sections_on_errors_say_which() {
         let of_it = matches!(words.as_slice(), ["If", "it" | "they" | "that" | "this" | "one", ..]);
         of_it && words.len() <= 5 && words.iter().any(|word| ["cannot", "not"].contains(word))
     };
-    let says_little = |s: &&String| is_vague(s) || is_bare(s) || says_that_it_fails(s);
+    // Or what the error looks like, and not when there is one: "A sentence that names it."
+    let says_what_it_is = |s: &&String| {
+        ["A sentence", "A message", "Which "].iter().any(|begin| s.starts_with(begin))
+    };
+    let says_little =
+        |s: &&String| is_vague(s) || is_bare(s) || says_that_it_fails(s) || says_what_it_is(s);
     let vague: Vec<_> = sections.iter().filter(says_little).collect();
     assert!(vague.is_empty(), "sections on errors that say neither which nor when: {vague:#?}");
 }

@@ -142,7 +142,7 @@ impl Decompressor {
     /// Decompresses `stored`, which must give as many bytes as `plain` holds.
     ///
     /// # Errors
-    /// Why it does not.
+    /// If `stored` is no such data, or gives more or fewer bytes.
     pub fn decompress(
         &mut self,
         how: Compression,

@@ -131,7 +131,7 @@ impl Socket {
     /// Asks a part of the kernel that answers in its own time.
     ///
     /// # Errors
-    /// What the kernel answers; `EAGAIN` if it does not.
+    /// If the kernel refuses, with its number; `EAGAIN` if it does not answer for two seconds.
     pub fn ask(&mut self, kind: u16) -> Result<Message> {
         // struct timeval: two seconds.
         let patience = [2i64, 0].map(i64::to_ne_bytes);

@@ -76,7 +76,7 @@ pub(crate) fn certificates(pem: &[u8]) -> Vec<Certificate<'static>> {
 /// A client of somebody whose certificates come from those in `pem`.
 ///
 /// # Errors
-/// If it holds none.
+/// If `pem` holds no certificate.
 pub fn client(pem: &[u8], silence: Duration) -> Result<Agent> {
     mutual(certificates(pem), None, silence)
 }
@@ -165,7 +165,7 @@ impl Api {
     /// An object, if there is one.
     ///
     /// # Errors
-    /// If it cannot be asked for.
+    /// If the API server does not answer, or refuses.
     pub fn get(&self, path: &str) -> Result<Option<Value>> {
         match self.call("GET", path, "application/json", None) {
             Ok(value) => Ok(Some(value)),
@@ -177,7 +177,7 @@ impl Api {
     /// The objects of a list.
     ///
     /// # Errors
-    /// If they cannot be asked for.
+    /// If the API server does not answer, or refuses; if the answer is no list.
     pub fn list(&self, path: &str) -> Result<Vec<Value>> {
         let mut answer = self.call("GET", path, "application/json", None)?;
         match answer["items"].take() {

@@ -56,7 +56,7 @@ pub(crate) fn review(api: &Api, token: &str, audience: &str) -> Result<Value> {
 /// The node that the reviewed token of an agent is bound to.
 ///
 /// # Errors
-/// Why it is no such token.
+/// If the token is of no agent, or bound to no node.
 pub(crate) fn node_of(review: &Value) -> std::result::Result<&str, String> {
     let status = &review["status"];
     if status["authenticated"] != true || text(status, "/user/username") != ACCOUNT {

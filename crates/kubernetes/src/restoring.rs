@@ -53,7 +53,7 @@ impl Report {
     /// Writes it into the status of a checkpoint; whether that has changed it.
     ///
     /// # Errors
-    /// Why it cannot be.
+    /// If the checkpoint was taken back meanwhile, or its pod does not begin on this node.
     pub(crate) fn apply(
         &self,
         object: &mut Value,

@@ -277,7 +277,7 @@ pub struct BundlePlace {
 /// Carries `torpor migrate` out.
 ///
 /// # Errors
-/// Why it has not moved; the tasks are where they were.
+/// If the migration is refused or fails: why. The tasks are where they were then.
 pub fn migrate(command: MigrateCommand) -> Result<ExitCode, Outcome> {
     try_migrate(command).map_err(|error| error.outcome())
 }

@@ -59,7 +59,7 @@ pub(crate) fn idle() -> Result<Idle> {
 /// As [`start`], in a process that was started before.
 ///
 /// # Errors
-/// If that has ended.
+/// If the process has ended, or does not take the job.
 pub(crate) fn start_in(
     idle: Idle,
     args: Vec<String>,

@@ -208,7 +208,7 @@ impl Experience {
     /// Remembers a migration. Another one that does so at the same time may be forgotten.
     ///
     /// # Errors
-    /// If it cannot be written down.
+    /// If the file cannot be written, or its directory not be made.
     pub(crate) fn add(mut self, sample: Sample) -> Result<()> {
         self.samples.push(sample);
         let first = self.samples.len().saturating_sub(KEPT);

@@ -44,7 +44,7 @@ impl Host {
     /// Refuses to go from `self` to `there` where programs would miss something.
     ///
     /// # Errors
-    /// What is missing, by name.
+    /// If `there` is of another architecture, or its processor lacks instructions: they are named.
     pub(crate) fn can_move_to(&self, there: &Self) -> Result<()> {
         if self.machine != there.machine {
             return Err(Error::refused(format!(

@@ -246,7 +246,7 @@ pub(crate) fn write_synced(path: &Path, text: &[u8]) -> Result<()> {
 /// The record of a migration; `None` if there is none.
 ///
 /// # Errors
-/// If it is damaged.
+/// If the id is none of ours, or the record is damaged.
 pub(crate) fn look(dir: &Path, side: Side, id: &str) -> Result<Option<Record>> {
     check_id(id)?;
     let path = dir.join(side.directory()).join(format!("{id}.json"));

@@ -291,7 +291,7 @@ fn content(file: &File, name: &Path, meta: &Metadata) -> io::Result<What> {
 /// The files below directories of `root`, as the other end has them. What has too long a path to be named is sent again.
 ///
 /// # Errors
-/// If one cannot be looked at.
+/// If one of the directories cannot be read.
 pub(crate) fn there(root: &Path, dirs: &[PathBuf]) -> io::Result<There> {
     let mut found = There::new();
     for top in dirs {

@@ -13,7 +13,7 @@ const BEAT: Duration = Duration::from_millis(20);
 /// Runs a command, and ends it if it has not ended by then.
 ///
 /// # Errors
-/// A sentence: it has not succeeded.
+/// If the command cannot be started or waited for, fails, or has not ended by `deadline`.
 pub(crate) fn run_until(command: &mut Command, deadline: Instant) -> Result<(), String> {
     let failed = |e: std::io::Error| format!("run the command: {e}");
     let mut child = command.process_group(0).spawn().map_err(failed)?;

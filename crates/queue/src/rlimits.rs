@@ -49,7 +49,7 @@ pub(crate) fn own_niceness() -> i32 {
 /// What is wrong with a name of a limit, if anything is.
 ///
 /// # Errors
-/// A sentence that names it.
+/// If one of the names is that of no limit: it is named.
 pub(crate) fn check(wanted: &Rlimits) -> Result<(), String> {
     let is_known = |name: &&String| ALL.iter().any(|(known, _)| name == known);
     match wanted.keys().find(|name| !is_known(name)) {

@@ -12,7 +12,7 @@ macro_rules! say {
 /// Prints a line on standard output.
 ///
 /// # Errors
-/// A sentence, if it cannot be written.
+/// If standard output takes nothing: its reader is gone, or the disk is full.
 pub(crate) fn line(text: fmt::Arguments<'_>) -> Result<(), String> {
     writeln!(io::stdout(), "{text}").map_err(|e| format!("write to standard output: {e}"))
 }

@@ -232,7 +232,8 @@ impl Spec {
     /// What is wrong with it, if anything is.
     ///
     /// # Errors
-    /// A sentence that says what to change.
+    /// If the container, the limits, the command, the environment, the project or the directory is none that a job can have:
+    /// says what to change.
     pub(crate) fn check(&self) -> Result<(), String> {
         self.check_container()?;
         rlimits::check(&self.rlimits)?;

@@ -237,7 +237,7 @@ impl Walk {
 /// Nothing where something is not there, or is no directory any more.
 ///
 /// # Errors
-/// What has failed for another reason.
+/// `found`, if it is an error that says something else.
 pub(crate) fn if_there<T>(found: Result<T>) -> io::Result<Option<T>> {
     match found {
         Err(errno) if tree::is_gone(errno) => Ok(None),

@@ -102,7 +102,7 @@ pub fn link(name: &str, path: &Path) -> Result<()> {
 /// Whether a file of a pack is in the cache, and another container needs it, too.
 ///
 /// # Errors
-/// If it cannot be looked at.
+/// If the file system does not tell what the file is.
 pub fn is_shared(file: &File) -> Result<bool> {
     // One name is that of the cache, one that of the caller.
     Ok(file.metadata().context(|| "a pack of the cache")?.nlink() > 2)

@@ -51,7 +51,7 @@ impl Notes {
     /// Those of the container whose files are in `dir`.
     ///
     /// # Errors
-    /// If there is no place.
+    /// If no file can be made in `dir`: the disk is full.
     pub fn create(dir: &Path) -> Result<Self> {
         let file = File::create(dir.join(FILE)).context(|| "noting what happens")?;
         Ok(Self(Mutex::new((file, 0))))

@@ -69,7 +69,7 @@ impl Feeder {
     /// Waits until it holds what it reads: from then on the snapshot may be removed.
     ///
     /// # Errors
-    /// If it has ended before.
+    /// If the process that reads has ended before.
     pub fn wait(&mut self) -> Result<()> {
         let mut said = [0];
         let said = self.child.stdout.as_mut().map(|stdout| stdout.read_exact(&mut said));
@@ -213,7 +213,7 @@ impl Activity {
 /// first answer is there.
 ///
 /// # Errors
-/// If there is no place.
+/// If no file can be made in `dir`: the disk is full.
 pub fn hold(dir: &Path) -> Result<()> {
     fs::write(dir.join(UNANSWERED), "").context(|| "noting that the tasks do not run yet")
 }

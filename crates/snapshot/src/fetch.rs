@@ -124,7 +124,7 @@ impl<'s> Fetch<'s> {
     /// Fails if the disk has no room for what is not here yet. Packs of the cache that nobody needs make room.
     ///
     /// # Errors
-    /// How much room is missing.
+    /// If the disk has not enough room: how much is missing. If the packs or the disk cannot be looked at.
     pub(crate) fn check_room(&self) -> Result<()> {
         let mut need = 0;
         for pack in &self.packs {

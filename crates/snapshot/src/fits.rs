@@ -11,7 +11,8 @@ use crate::source::Base;
 /// Fails, saying why, unless the snapshot fits.
 ///
 /// # Errors
-/// Why it does not fit.
+/// If the snapshot is of another architecture, a later kernel, another configuration or other files; if `base` cannot be
+/// read.
 pub fn check(snapshot: &Description, manifest: &Manifest, base: &Base) -> Result<()> {
     machine(snapshot)?;
     match base {

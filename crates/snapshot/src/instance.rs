@@ -209,7 +209,7 @@ pub(crate) fn taken(dir: &Path) -> Error {
 /// to, if it has one of its own.
 ///
 /// # Errors
-/// If there is no such bundle.
+/// If the bundle is not there, or what is written down of it makes no sense.
 pub fn bundle_of(dir: &Path) -> Result<(Bundle, Option<PathBuf>)> {
     let Ok(text) = fs::read(dir.join(ORIGIN)) else { return Ok((Bundle::open(dir)?, None)) };
     let origin =

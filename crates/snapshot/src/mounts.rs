@@ -99,7 +99,7 @@ impl Bind {
     /// The same with the source as it is found from everywhere.
     ///
     /// # Errors
-    /// If there is no such file.
+    /// If the source is not there, or not to be reached.
     pub fn found(&self) -> Result<Self> {
         let source = fs::canonicalize(&self.source)
             .context(|| format!("the source {} of --mount", self.source.display()))?;
@@ -306,7 +306,7 @@ fn add(mounts: &mut Vec<MntEntry>, bind: &Bind) -> Result<()> {
 /// to be there in `config`, mounted the same way.
 ///
 /// # Errors
-/// Which it cannot have.
+/// If `config` has no such mount there, or with other flags.
 pub(crate) fn check_sealed(config: &Value, binds: &[Bind]) -> Result<()> {
     for bind in binds {
         let all = config["mounts"].as_array().into_iter().flatten();

@@ -16,7 +16,7 @@ const NAMED: &str = "/run/netns";
 /// The file of the network namespace of this name (`ip netns`), or at this path.
 ///
 /// # Errors
-/// If there is none.
+/// If nothing is at the path, or no network namespace.
 pub fn namespace(name: &str) -> Result<PathBuf> {
     let path = if name.contains('/') { name.into() } else { Path::new(NAMED).join(name) };
     let kind = statfs(&path).context(|| format!("the network {}", path.display()))?.f_type;

@@ -29,7 +29,7 @@ impl Pause {
     /// One whose socket is in `dir`.
     ///
     /// # Errors
-    /// If there can be none.
+    /// If `dir` cannot be opened, or no socket be made in it.
     pub fn new(dir: &Path) -> Result<Self> {
         let shown = || dir.display().to_string();
         let dir = File::open(dir).context(shown)?;
@@ -51,7 +51,8 @@ impl Pause {
     /// Dumps by `dump`, and does `work` from when the tasks are stopped; they go on when both are done.
     ///
     /// # Errors
-    /// What `work` says, since nothing comes of the dump then; what the dump says.
+    /// If `work` fails, since nothing comes of the dump then; if `dump` fails, or ends without a word that the tasks are
+    /// stopped.
     pub fn during<T: Send>(
         &self,
         dump: impl FnOnce() -> Result<()>,

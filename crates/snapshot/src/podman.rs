@@ -102,7 +102,7 @@ impl Podman {
     /// Fails unless Podman has a network of this name.
     ///
     /// # Errors
-    /// If there is none.
+    /// If Podman has none of this name, or does not answer.
     pub(crate) fn check_network(&self, name: &str) -> Result<()> {
         let known = self.say(&["network", "ls", "--format", "{{.Name}}"])?;
         match known.lines().any(|known| known == name) {
@@ -157,7 +157,7 @@ impl Podman {
     /// the same names of them, so that there could be one container.
     ///
     /// # Errors
-    /// Which volumes it has.
+    /// If the container has volumes, or Podman does not answer.
     pub(crate) fn check_volumes(&self, id: &str, image: &str) -> Result<()> {
         let format =
             "{{range .Mounts}}{{if eq .Type \"volume\"}}{{println .Destination}}{{end}}{{end}}";
@@ -182,7 +182,7 @@ impl Podman {
     /// The annotations of an image that holds what is unpacked in `dir`.
     ///
     /// # Errors
-    /// If that is none of Podman's.
+    /// If `dir` holds no `config.dump` of Podman, or Podman does not answer.
     pub fn annotations(&self, dir: &Path, name: &str) -> Result<BTreeMap<String, String>> {
         let file = dir.join("config.dump");
         let text = fs::read(&file).context(|| file.display().to_string())?;

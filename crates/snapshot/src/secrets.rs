@@ -34,7 +34,7 @@ pub fn within(text: &[u8]) -> Option<&'static str> {
 /// What secret is in a file, if there is one.
 ///
 /// # Errors
-/// What `from` says when it is read.
+/// If `from` cannot be read.
 pub(crate) fn within_file(from: impl Read) -> io::Result<Option<&'static str>> {
     by_windows(from, WINDOW)
 }

@@ -70,7 +70,7 @@ impl Template {
     /// Puts the packs of the snapshot beside other images of it.
     ///
     /// # Errors
-    /// If there is no place.
+    /// If the directory cannot be read, or no link be made in `images`: the disk is full, or it is on another.
     pub(crate) fn link_packs(&self, images: &Path) -> Result<()> {
         let own = self.dir.join("images");
         let shown = || own.display().to_string();

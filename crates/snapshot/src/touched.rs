@@ -31,7 +31,7 @@ pub fn take(images: &ImageDir) -> Result<Option<Vec<WorkingSetEntry>>> {
 /// Writes the list of what was touched, in one trial start after the other, if anything was.
 ///
 /// # Errors
-/// If there is no place.
+/// If the image cannot be written: the disk is full.
 pub fn write(images: &ImageDir, entries: &[WorkingSetEntry]) -> Result<()> {
     match entries {
         [] => Ok(()),

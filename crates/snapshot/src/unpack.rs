@@ -60,7 +60,7 @@ pub fn container(
 /// changed in the container's files, by its name, to `changes`.
 ///
 /// # Errors
-/// If it is damaged; no place.
+/// If `packed` is damaged, or the disk has no room.
 pub fn images(packed: &File, images: &Path, changes: (&str, &Path)) -> Result<()> {
     let (changed, changes) = changes;
     small(packed, images, &|name| (name == changed).then(|| changes.to_owned()))
@@ -70,7 +70,7 @@ pub fn images(packed: &File, images: &Path, changes: (&str, &Path)) -> Result<()
 /// and the images. Returns where those are.
 ///
 /// # Errors
-/// If it is damaged; no place.
+/// If `packed` is damaged, or the disk has no room.
 pub(crate) fn exported(packed: &File, dir: &Path, names: &[&str]) -> Result<PathBuf> {
     let images = dir.join(archive::IMAGES);
     places::make(&images)?;

@@ -29,7 +29,7 @@ pub fn tells_of_groups(answer: Result<u64>) -> Result<()> {
 /// number.
 ///
 /// # Errors
-/// What else the kernel says.
+/// If the kernel answers with an error that says neither.
 pub fn is_group(answer: Result<u64>) -> Result<bool> {
     match answer.map_err(|e| (e.raw_os_error(), e)) {
         Err((Some(libc::ENOENT), _)) => Ok(false),

@@ -64,7 +64,7 @@ impl Opt {
     /// Carries the option out.
     ///
     /// # Errors
-    /// A message that names the option.
+    /// If the option takes no such value: the message names it.
     pub fn apply(&self, settings: &mut Settings, value: OptValue<'_>) -> Result<(), String> {
         let result = match (self.set, value) {
             (Set::Flag(set), OptValue::None) => {

@@ -42,7 +42,7 @@ impl Given {
     /// Carries the option out.
     ///
     /// # Errors
-    /// A message that names the option.
+    /// If the option takes no such value: the message names it.
     pub fn apply(&self, settings: &mut Settings) -> Result<(), UsageError> {
         let value = match &self.value {
             Some(value) => OptValue::Some(value),

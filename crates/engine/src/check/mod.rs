@@ -101,7 +101,7 @@ pub fn find(name: &str) -> Option<&'static Feature> {
 /// Tries the feature of this name.
 ///
 /// # Errors
-/// What is missing, or that there is no such feature.
+/// If there is no such feature, or the kernel lacks it: what is missing.
 pub fn feature(name: &str) -> Result<(), String> {
     find(name).map_or_else(|| Err(format!("there is no feature {name}")), |f| (f.probe)())
 }

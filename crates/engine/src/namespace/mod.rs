@@ -115,7 +115,7 @@ impl Namespaces {
     /// The file of namespace `id`, to enter it.
     ///
     /// # Errors
-    /// If there is none (yet).
+    /// If the images have no namespace of this number, or it is not made yet.
     pub(crate) fn open_file(&self, id: u32) -> Result<BorrowedFd<'_>> {
         let file = self.by_id(id).and_then(|ns| ns.file.as_ref()).map(AsFd::as_fd);
         file.ok_or_else(|| Error::invalid("ids", format!("there is no namespace {id}")))

@@ -502,7 +502,7 @@ fn all(ids: [u32; 4], name: impl Fn(u32) -> Option<u32>) -> Option<[u64; 4]> {
 /// What was made is what was planned: who is below whom, what belongs to whom, and the maps.
 ///
 /// # Errors
-/// What differs, by its number.
+/// If a user namespace is below another one, owns what it should not, or has other maps; if the kernel cannot be asked.
 pub(crate) fn verify(tasks: &[tasks::Task], spaces: &Namespaces, root_ids: &IdMaps) -> Result<()> {
     let wrong = |number: u32, what: &str| {
         Error::invalid("what was restored", format!("user namespace {number}: {what}"))

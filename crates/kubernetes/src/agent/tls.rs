@@ -31,7 +31,7 @@ const FIRST: Duration = Duration::from_secs(10);
 /// What serves with a certificate.
 ///
 /// # Errors
-/// If there is no TLS.
+/// If the key is not that of the certificate.
 pub fn server(chain: Vec<CertificateDer<'static>>, key: &KeyPair) -> Result<Arc<ServerConfig>> {
     serving(chain, key, WebPkiClientVerifier::no_client_auth())
 }
@@ -39,7 +39,7 @@ pub fn server(chain: Vec<CertificateDer<'static>>, key: &KeyPair) -> Result<Arc<
 /// The same, and asks whoever connects for a certificate. Whose that is has to be found out for each request.
 ///
 /// # Errors
-/// If there is no TLS.
+/// If the key is not that of the certificate.
 pub(super) fn mutual(
     chain: Vec<CertificateDer<'static>>,
     key: &KeyPair,

@@ -15,7 +15,7 @@ const MAX_TOLD: usize = 20;
 /// Has images judged as a restore would, of a container with this bundle.
 ///
 /// # Errors
-/// What is not allowed; what is wrong with the images.
+/// If the policy forbids something in the images, or they cannot be read.
 pub(super) fn images(settings: &AgentSettings, images: &Path, bundle: Option<&Path>) -> Result<()> {
     let mut audit = audit(settings);
     // Images that come by rounds are foreign, also to the host that has made them.
@@ -29,7 +29,7 @@ pub(super) fn images(settings: &AgentSettings, images: &Path, bundle: Option<&Pa
 /// Has the configuration in a bundle judged: what its runtime does by it comes before the restore, and stays.
 ///
 /// # Errors
-/// What is not allowed.
+/// If the policy forbids something in the configuration, or it cannot be read.
 pub(super) fn configuration(settings: &AgentSettings, bundle: &Path) -> Result<()> {
     let mut audit = audit(settings);
     audit.arg("--no-images").arg("--bundle").arg(bundle);

@@ -68,7 +68,8 @@ impl<'a> Reservation<'a> {
     /// Judges it, and makes it.
     ///
     /// # Errors
-    /// What keeps the migration away: nothing is left of it then.
+    /// If this host, the policy or the runtime refuses what comes; if the ledger or the directories cannot be made. Nothing
+    /// is left of it then.
     pub(super) fn new(agent: &'a Agent, begin: Begin) -> Result<Self> {
         let here = Host::this();
         let container = agent.settings.container(&begin.subject);

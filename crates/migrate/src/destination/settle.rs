@@ -76,7 +76,7 @@ fn running(record: &Record) -> Result<Option<i32>> {
 /// What has become of a migration. One that has not come to its decision never will. `agent` is the number of this one.
 ///
 /// # Errors
-/// If that cannot be told now.
+/// If the migration is in progress, for longer than an answer can wait; if its record is damaged.
 pub(super) fn answer(settings: &AgentSettings, agent: &str, id: &str) -> Result<Reply> {
     let (start, agent) = (Instant::now(), agent.to_owned());
     loop {

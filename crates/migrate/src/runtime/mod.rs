@@ -346,7 +346,7 @@ impl Container {
     /// Refuses ids that could be options or paths.
     ///
     /// # Errors
-    /// If it is one.
+    /// If the id could be an option or a path, or is too long.
     pub fn check(&self) -> Result<()> {
         let plain =
             |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'+' | b'-' | b'.');
@@ -364,7 +364,7 @@ impl Container {
 /// Judges what describes a container that wants to come ([`Container::describe`]), by what this host has.
 ///
 /// # Errors
-/// What keeps it away.
+/// If Podman has here what is in the way of the container, or not what it needs.
 pub fn judge(container: &Container, description: &str, terms: Terms) -> Result<()> {
     match container.runtime {
         Runtime::Runc => Ok(()),

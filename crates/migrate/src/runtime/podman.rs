@@ -225,7 +225,8 @@ fn read(description: &str) -> Result<Description> {
 /// Judges a description by what Podman has here.
 ///
 /// # Errors
-/// What keeps the container away.
+/// If the description is no container of Podman; if something has its name or the names of its volumes here, or its image or
+/// a network is not here; if the bundle is refused ([`bundle::judge`]); if Podman does not answer.
 pub(super) fn judge(container: &Container, description: &str, terms: Terms) -> Result<()> {
     let Description { name, image, image_id, networks, volumes, spec } = read(description)?;
     bundle::judge(&spec, &name, terms)?;

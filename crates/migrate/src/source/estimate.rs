@@ -17,7 +17,7 @@ use crate::task;
 /// What a migration is comparable with.
 ///
 /// # Errors
-/// If there is no such tree.
+/// If the process of the plan has ended.
 pub(super) fn kind(plan: &Plan) -> Result<Kind> {
     let (to, is_container) = (plan.to.address.to_string(), plan.container.is_some());
     let size = Size::of(&Shape::of(&task::tree(plan.pid)?));

@@ -17,7 +17,7 @@ const SILENCE: Duration = Duration::from_secs(120);
 /// `TORPOR_QUEUE_TOKEN` and `TORPOR_QUEUE_CA`.
 ///
 /// # Errors
-/// If that makes no sense.
+/// If the address is none, or the file of authorities cannot be read.
 pub(super) fn client() -> Result<Client, String> {
     let address: Address =
         std::env::var("TORPOR_QUEUE").unwrap_or_else(|_| DEFAULT.to_owned()).parse()?;
@@ -87,7 +87,7 @@ impl Refusal {
     /// Several in one.
     ///
     /// # Errors
-    /// If there is any.
+    /// If the list is not empty.
     pub fn all(refusals: Vec<Self>) -> Result<(), Self> {
         let Some(class) = refusals.first().map(|first| first.class) else { return Ok(()) };
         let mut texts: Vec<String> = refusals.into_iter().map(String::from).collect();

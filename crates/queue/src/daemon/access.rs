@@ -85,7 +85,7 @@ impl Tokens {
     /// Reads a file of them: a list in JSON.
     ///
     /// # Errors
-    /// A sentence, if it makes no sense.
+    /// If the file cannot be read, is no list of tokens, or has a token that is too short.
     pub(crate) fn read(path: &Path) -> Result<Self, String> {
         let say = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
         let text = fs::read_to_string(path).map_err(|e| say(&e))?;

@@ -569,7 +569,7 @@ impl Core {
     /// Ends a job because a person wants that. One that was told to already gets the signal, too.
     ///
     /// # Errors
-    /// A sentence, if it is over.
+    /// If there is no such job, or it is over.
     pub(super) fn cancel_by_hand(&mut self, id: JobId, signal: i32) -> Result<(), String> {
         let record = self.jobs.get(&id).ok_or("there is no such job")?;
         if record.place == Place::Ended {
@@ -586,7 +586,7 @@ impl Core {
     /// Lets a job go on that was told to stay where it is.
     ///
     /// # Errors
-    /// A sentence, if it was not.
+    /// If there is no such job, it is over or elsewhere, or nobody has told it to stay.
     pub(super) fn resume(&mut self, id: JobId) -> Result<(), String> {
         let record = self.jobs.get(&id).ok_or("there is no such job")?;
         if record.place == Place::Ended {
@@ -610,7 +610,7 @@ impl Core {
     /// Lets a job give way because a person wants it, until it is resumed.
     ///
     /// # Errors
-    /// A sentence, if it cannot.
+    /// If there is no such job, it is over or elsewhere, has given way already, or has no means to give way like that.
     pub(super) fn preempt(&mut self, id: JobId, means: Option<Means>) -> Result<(), String> {
         let record = self.jobs.get(&id).ok_or("there is no such job")?;
         match (record.place, record.elsewhere()) {

@@ -363,7 +363,7 @@ impl Core {
     /// is begun.
     ///
     /// # Errors
-    /// What `work` says, or that it cannot be kept.
+    /// What `work` refuses; if the database cannot be written, before or after.
     pub(super) fn asked<T>(
         &mut self,
         work: impl FnOnce(&mut Self) -> Result<T, String>,

@@ -79,7 +79,7 @@ fn beat(queue: &Queue, place: &Objects, name: &str, sign: &Sign) -> Result<Vec<J
 /// Waits until it is sure that a daemon is gone.
 ///
 /// # Errors
-/// A sentence, if it lives, or the store does not tell.
+/// If the daemon lives; if the store does not answer, or has no sign of it that can be read.
 pub(super) fn wait_until_gone(place: &Objects, daemon: &str) -> Result<(), String> {
     let seen = || place.sign(daemon).map_err(|e| e.to_string());
     let first = seen()?.ok_or_else(|| {

@@ -73,7 +73,8 @@ const BEAT: Duration = Duration::from_millis(250);
 /// Runs the daemon, for ever.
 ///
 /// # Errors
-/// A sentence, if it cannot start.
+/// If the data directory cannot be made, written or locked; if its database or a certificate cannot be read; if an address
+/// cannot be listened at.
 pub(crate) fn serve(setup: Setup) -> Result<(), String> {
     let Setup { data, listen, config, tokens, tls } = setup;
     fs::create_dir_all(data.join("jobs")).map_err(|e| format!("{}: {e}", data.display()))?;

@@ -337,7 +337,7 @@ fn place_of(queue: &Queue) -> Result<Objects, String> {
 /// The checkpoints of other daemons in the store.
 ///
 /// # Errors
-/// A sentence, if there is no store, or it does not answer.
+/// If this daemon has no store, or the store does not answer.
 pub(super) fn others(queue: &Queue) -> Result<Value, String> {
     let all = place_of(queue)?.names().map_err(|e| e.to_string())?;
     let found = queue.lock().strange_names(all);
@@ -350,7 +350,8 @@ pub(super) fn others(queue: &Queue) -> Result<Value, String> {
 /// takes its name away.
 ///
 /// # Errors
-/// A sentence, if it cannot be had.
+/// If the store has no such checkpoint of another daemon, or does not answer; if that daemon lives; if the checkpoint cannot
+/// be read, or not be kept here; if somebody else has taken it meanwhile.
 pub(super) fn adopt(queue: &Arc<Queue>, name: &str, force: bool) -> Result<JobId, String> {
     let place = place_of(queue)?;
     let known = place.names().map_err(|e| e.to_string())?;

@@ -40,7 +40,7 @@ impl super::core::Core {
     /// Another machine of the pool, by its name.
     ///
     /// # Errors
-    /// A sentence, if there is none of that name, or it must not be spoken to.
+    /// If the pool has no machine of that name, its address is none of HTTPS, or this daemon has no certificate to show.
     pub(super) fn peer(&self, name: &str) -> Result<Client, String> {
         let address = self.config.pool.get(name).ok_or_else(|| {
             let names: Vec<&str> = self.config.pool.keys().map(String::as_str).collect();
@@ -62,7 +62,7 @@ impl super::core::Core {
 /// Another machine of the pool, its jobs, and what has happened to them there after event `after`.
 ///
 /// # Errors
-/// A sentence, if it is not in the pool, or does not answer.
+/// As [`peer`](super::core::Core::peer); if the machine does not answer, or refuses.
 pub(super) fn shown(queue: &Queue, name: &str, after: u64) -> Result<Value, String> {
     let client = queue.lock().peer(name)?;
     let machine = client.json("GET", "/v1/machine", b"")?;

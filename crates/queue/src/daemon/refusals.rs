@@ -79,7 +79,7 @@ impl Core {
     /// Forgets what is remembered of a kind, of owners that `may` be spoken for.
     ///
     /// # Errors
-    /// A sentence, if nothing is, or it cannot be kept.
+    /// If nothing is remembered of the kind; if the database cannot be written.
     pub(super) fn lift_kind(
         &mut self,
         kind: &str,

@@ -173,7 +173,7 @@ impl Store {
     /// All jobs.
     ///
     /// # Errors
-    /// If one is damaged.
+    /// If the database cannot be read, or the record of a job is damaged.
     pub(super) fn jobs(&self) -> Result<Vec<Record>, Error> {
         let mut query = self.db.prepare("SELECT record FROM jobs ORDER BY id")?;
         let rows = query.query_map([], |row| row.get::<_, String>(0))?;
@@ -322,7 +322,7 @@ impl Store {
     /// A fact that was kept under a name.
     ///
     /// # Errors
-    /// If it is damaged.
+    /// If the database cannot be read, or the fact is damaged.
     pub(super) fn fact<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, Error> {
         let mut query = self.db.prepare("SELECT value FROM facts WHERE name = ?1")?;
         let text: Option<String> = query.query_row([name], |row| row.get(0)).optional()?;

@@ -51,7 +51,7 @@ impl Core {
     /// Lets a job go on on another machine; `live`: it runs here while most of it is sent.
     ///
     /// # Errors
-    /// A sentence, if it cannot.
+    /// As [`peer`](Self::peer) and [`preempt`](Self::preempt); if what the job does cannot be saved.
     pub(super) fn move_to(&mut self, id: JobId, machine: &str, live: bool) -> Result<(), String> {
         self.peer(machine)?;
         let record = self.jobs.get_mut(&id).ok_or("there is no such job")?;
@@ -88,7 +88,7 @@ impl Core {
     /// Lets all jobs go on on another machine, as [`move_to`](Self::move_to) does.
     ///
     /// # Errors
-    /// A sentence, if that is not in the pool.
+    /// As [`peer`](Self::peer).
     pub(super) fn move_all(&mut self, machine: &str, live: bool) -> Result<(), String> {
         self.peer(machine)?;
         let here = |job: &&Record| {

@@ -53,7 +53,7 @@ impl Objects {
     /// The place that `dir:PATH` or `s3://BUCKET/PREFIX` names.
     ///
     /// # Errors
-    /// A sentence, if it names none.
+    /// If the text is neither `dir:PATH` nor `s3://BUCKET/PREFIX`.
     pub(crate) fn at(place: &str) -> Result<Self, String> {
         match place.parse()? {
             Reference::Registry { .. } => {

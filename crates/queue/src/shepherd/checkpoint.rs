@@ -91,7 +91,7 @@ pub(crate) fn record(checkpoint: &Path) -> io::Result<Record> {
 /// When a checkpoint was complete, in milliseconds since 1970: its record comes last.
 ///
 /// # Errors
-/// If there is none.
+/// If the checkpoint has no record: it is not complete, or gone.
 pub(crate) fn made(checkpoint: &Path) -> io::Result<i64> {
     Ok(files::millis(fs::metadata(checkpoint.join(RECORD))?.modified()?))
 }

@@ -42,7 +42,7 @@ impl Certificate {
     /// Takes a chain apart, the certificate itself first.
     ///
     /// # Errors
-    /// A reason, if it cannot be read.
+    /// If the chain is empty, or its first certificate cannot be read: why.
     pub(crate) fn new(chain: Vec<CertificateDer<'static>>) -> Result<Self, String> {
         let first = chain.first().ok_or("there is no certificate")?;
         let (_, cert) =
@@ -69,7 +69,7 @@ impl Certificate {
     /// Reads a file with a certificate, and those that lead from it to an authority.
     ///
     /// # Errors
-    /// If it holds none.
+    /// If the file cannot be read, or holds no certificate.
     pub fn load(path: &Path) -> Result<Self> {
         let wrong = |reason| Error::Content { path: path.into(), reason };
         Self::new(armor::certificates(path)?).map_err(wrong)
@@ -78,7 +78,7 @@ impl Certificate {
     /// Whether it is valid now, and comes from an authority of `trust` if there is any.
     ///
     /// # Errors
-    /// Why not: expired, not yet valid, revoked, untrusted.
+    /// If it has expired, is not valid yet, was revoked, or comes from nobody in `trust`.
     pub fn check(&self, trust: &Trust) -> Result<()> {
         trust.check(self, None).map(drop)
     }

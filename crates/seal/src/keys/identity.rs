@@ -67,7 +67,7 @@ impl Identity {
     /// age, or `provider:PROGRAM[:KEY]`.
     ///
     /// # Errors
-    /// If it is none of these.
+    /// If the text is none of these, or the file cannot be read.
     pub fn load(spec: &str) -> Result<Vec<Self>> {
         Source::parse(spec)?.load()
     }

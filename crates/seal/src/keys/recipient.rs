@@ -37,7 +37,7 @@ impl Recipient {
     /// a certificate (and those that lead from it to an authority) or with `age1…` lines.
     ///
     /// # Errors
-    /// If it is none of these.
+    /// If the text is none of these, or the file cannot be read.
     pub fn parse(spec: &str) -> Result<Vec<Self>> {
         if let Some(command) = spec.strip_prefix(provider::PREFIX) {
             return Ok(vec![Self(Kind::Provider(Provider::parse(command)?))]);
@@ -51,7 +51,7 @@ impl Recipient {
     /// Reads a file with a certificate, or with `age1…` lines.
     ///
     /// # Errors
-    /// If it holds neither.
+    /// If the file cannot be read, or holds neither.
     pub fn from_file(path: &Path) -> Result<Vec<Self>> {
         let bytes = read(path)?;
         let wrong = |reason: String| Error::Content { path: path.into(), reason };
@@ -85,7 +85,7 @@ impl Recipient {
     /// `trust` if there is any.
     ///
     /// # Errors
-    /// Why not: expired, not yet valid, revoked, untrusted.
+    /// If it has expired, is not valid yet, was revoked, or comes from nobody in `trust`.
     pub fn check(&self, trust: &Trust) -> Result<()> {
         self.certificate().map_or(Ok(()), |certificate| {
             trust.check(certificate, Some(Purpose::Sealing)).map(drop)

@@ -329,7 +329,7 @@ impl WaitingForDaemon {
     /// A task of the daemon's group that reads the pipe by the number that the images have, and the file that this is.
     ///
     /// # Errors
-    /// If there is none.
+    /// `ESRCH` if no task of the group reads the pipe.
     pub(crate) fn reader(&self, tasks: &[Made]) -> Result<(usize, u32)> {
         let daemon = self.daemon;
         let number = daemon.reading.unwrap_or(daemon.writing);

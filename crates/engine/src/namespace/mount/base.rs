@@ -58,7 +58,7 @@ impl Bases {
     /// Opens or makes what all mounts of the forest are copies of.
     ///
     /// # Errors
-    /// What is missing, by the name of the mount.
+    /// If the source of a mount is not there, or its file system cannot be made: the mount is named.
     pub(super) fn open(cx: &mut Assembly<'_>, forest: &Forest, host: &Tree) -> Result<Self> {
         let write_read_only = cx.may_write_read_only();
         let mut all = Bases { write_read_only, ..Bases::default() };

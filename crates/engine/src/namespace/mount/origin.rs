@@ -87,7 +87,7 @@ impl Forest {
     /// Where the content of a mount comes from.
     ///
     /// # Errors
-    /// Why it cannot be had.
+    /// If the mount shows what cannot be made anew and is not given from outside: why.
     pub(crate) fn source(&self, node: Node) -> Result<ContentSource, String> {
         let found = match self.judged.get(&node) {
             Some(judged) => judged.source.clone(),

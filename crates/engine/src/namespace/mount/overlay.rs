@@ -23,7 +23,7 @@ use crate::error::{Context, Error, Result};
 /// `merged` is the root of the overlay, `root` that of its namespace.
 ///
 /// # Errors
-/// Why the layers cannot be named.
+/// If a layer has no path that can be told: why.
 pub(super) fn absolute(
     mount: &Mount,
     merged: &Stat,

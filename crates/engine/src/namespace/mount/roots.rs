@@ -185,7 +185,7 @@ impl Roots {
     /// While the result lives, this thread has no more rights for files than what the runtime passed.
     ///
     /// # Errors
-    /// If they cannot be given up.
+    /// As [`FileRights::limit`].
     pub(crate) fn limit(&self) -> Result<Option<Limited>> {
         let limited = self.rights.as_ref().map(FileRights::limit).transpose();
         limited.context(|| "open a file as the container's user".to_owned())
