@@ -177,7 +177,7 @@ impl Registry {
         let mut url = first.clone();
         loop {
             let call = Call { headers, ..Call::new("GET", &url) };
-            // Of a list that has begun, a page that is not there is no end.
+            // A page that is not there does not end a list that has begun.
             let is_first = url == first;
             let statuses: &[u16] = if is_first { &[200, 404] } else { &[200] };
             let answer = self.client.expect(&call, statuses)?;

@@ -30,7 +30,7 @@ use crate::ranges::gaps;
 /// and disjoint.
 type HeldPages = Vec<Range<u64>>;
 
-/// Of each, by the kind and the number of its pagemap.
+/// The pages of each address space or segment, by the kind and the number of its pagemap.
 type All = HashMap<(&'static str, u64), HeldPages>;
 
 /// Goes from `images` through all its parents, and returns how many bytes of pages

@@ -148,7 +148,7 @@ impl Pagemap {
     pub fn read(dir: &ImageDir, kind: Kind, id: u64) -> Result<Self> {
         let map = Self::read_unbacked(dir, kind, id)?;
         let wanted = map.present_bytes();
-        // Of compressed pages, the index says where they are.
+        // The index says where compressed pages are.
         if wanted > 0 && !map.packed {
             let file = dir.path().join(kind::PAGES.file_name(map.pages_id.into()));
             let meta = dir.raw_file_open(kind::PAGES, map.pages_id.into())?.metadata();

@@ -83,9 +83,9 @@ pub struct Freezer {
 }
 
 impl Freezer {
-    /// Of version 1, in the hierarchy of that name.
+    /// The files of version 1, in the hierarchy of that name.
     pub const SPLIT: (&str, &str, &str) = ("freezer.state", "FROZEN", "THAWED");
-    /// Of version 2.
+    /// The files of version 2.
     pub const UNIFIED: (&str, &str, &str) = ("cgroup.freeze", "1", "0");
 
     /// That of the group at `dir`, by the files that are there.

@@ -427,7 +427,7 @@ mod tests {
     fn reads_this_process() {
         let pid = i32::try_from(std::process::id()).unwrap();
         let stat = stat(pid).unwrap();
-        // Of the first thread, which may also wait for a disk.
+        // This is the state of the first thread, which may also wait for a disk.
         assert!("RSD".contains(stat.state));
         assert!(stat.arg_end > stat.arg_start);
         assert_eq!(status(pid).unwrap().ns_pids().first(), Some(&pid));

@@ -117,7 +117,7 @@ fn said(words: &[&str], input: &str) -> Result<String> {
 /// What kubectl says that has failed, and what to do where it cannot know that.
 fn refusal(said: &str) -> String {
     let said = said.trim();
-    // Of an object that is missing it says its name; of a kind, that the server or its mapping has none.
+    // It says the name of an object that is missing; if a kind is, that the server or its mapping has none.
     let has_no_kind = ["could not find the requested resource", "no matches for kind"];
     match has_no_kind.iter().any(|words| said.contains(words)) {
         true => format!(

@@ -56,9 +56,9 @@ impl Kind {
 /// How large a tree is, in powers of two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Size {
-    /// Of the number of its tasks.
+    /// The power for the number of its tasks.
     tasks: u32,
-    /// Of the mebibytes of its memory, and of its files in memory.
+    /// The power for the mebibytes of its memory, and of its files in memory.
     mebibytes: u32,
 }
 

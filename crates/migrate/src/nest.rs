@@ -57,7 +57,7 @@ fn try_stand_in() -> Result<bool> {
     let end = Cancel::of(&[SIGHUP, SIGINT, SIGQUIT, SIGTERM])?;
     let failed = || "start the agent".to_owned();
     let mut again = Command::new(SELF);
-    // Of a terminal's Ctrl-C it hears once, from here.
+    // It hears of a terminal's Ctrl-C once, from here.
     again.args(std::env::args_os().skip(1)).process_group(0);
     let agent = again.spawn().context(failed)?;
     let pid = agent.id().cast_signed();

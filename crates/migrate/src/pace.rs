@@ -20,7 +20,7 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Of rounds, by least squares. One alone says nothing about what a round takes that is in each
+    /// The pace of rounds, by least squares. One alone says nothing about what a round takes that is in each
     /// of them. The time for which `--bandwidth` held them back does not count: the pause has no limit. What the link
     /// can do behind that does not show, so it is no faster than one that is not known.
     #[must_use]

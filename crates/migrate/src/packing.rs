@@ -47,7 +47,7 @@ struct Found {
 }
 
 impl Packing {
-    /// Of the files in memory that a process has for itself; nothing, if there are none, or they cannot be read.
+    /// What packing does to the files in memory that a process has for itself; nothing, if there are none, or they cannot be read.
     #[must_use]
     pub(crate) fn sample(pid: i32) -> Option<Self> {
         Self::of(&file_systems(pid))

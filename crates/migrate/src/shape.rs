@@ -12,7 +12,7 @@ use crate::task::Task;
 /// What each dump and each restore takes: 7.9 to 10.7 and 4.5 to 7.0 ms of a small process
 /// (README.md), less what its parts below take.
 const FIXED: Duration = Duration::from_micros(5000);
-/// Of 500 processes each takes 0.45 to 0.82 ms (README.md), with what it has.
+/// Each of 500 processes takes 0.45 to 0.82 ms (README.md), with what it has.
 const TASK: Duration = Duration::from_micros(300);
 const THREAD: Duration = Duration::from_micros(100);
 const MAPPING: Duration = Duration::from_micros(10);
@@ -48,7 +48,7 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// Of tasks, the root first; those that have ended count for nothing.
+    /// The shape of tasks, the root first; those that have ended count for nothing.
     #[must_use]
     pub(crate) fn of(tasks: &[Task]) -> Self {
         let files_in_memory = tasks.first().map_or(0, |root| files_in_memory(root.pid));

@@ -200,7 +200,7 @@ fn collect(root: &Path, there: &There, wanted: impl Fn(&Path) -> bool) -> io::Re
     let mut found = Vec::new();
     let mut walk = Walk::of(root)?;
     let mut several = There::new();
-    // Of the directories on the way those from which paths go on: how many steps lead to each.
+    // How many steps lead to each of the directories on the way from which paths go on.
     let mut bases = Vec::new();
     while let Some(step) = walk.step() {
         let depth = walk.way().depth();

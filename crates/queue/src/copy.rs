@@ -302,7 +302,8 @@ struct Names {
     dirs: Vec<PathBuf>,
     /// Those that have more names than were seen: which directory the copy is in, its name there, and how many are to come.
     several: HashMap<Seen, (usize, PathBuf, u64)>,
-    /// Of what is shared with the copy before, by files there: as which file. Two that were one then may be two now.
+    /// As which file something is here that is shared with the copy before, by the file there. Two that were one then may be
+    /// two now.
     shared: HashMap<Id, Id>,
 }
 

@@ -1,7 +1,7 @@
 //! HMAC-SHA256 (RFC 2104, FIPS 180-4) of the pages of one group, one in each lane of 512-bit
 //! registers.
 //!
-//! Of the time in which pages were opened, by a profile, 6 parts of 10 went here while this was
+//! By a profile, 6 parts of 10 of the time in which pages were opened went here while this was
 //! written as loops over arrays: the compiler gathered words one by one, and waited for each
 //! word of the schedule to come back from memory. In intrinsics it takes half as long. What
 //! limits it now are the rotations, of which a processor begins one at a time.

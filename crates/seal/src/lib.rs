@@ -1,8 +1,7 @@
 //! Sealing: the keys of a checkpoint, and authenticated encryption of its files.
 //!
-//! Of files, only those of keys are opened here: for the rest callers bring bytes, readers
-//! and writers. What is read
-//! before it is authenticated (`seal.img` and the heads of sealed files) may be
+//! Only files of keys are opened here: for the rest callers bring bytes, readers and writers.
+//! What is read before it is authenticated (`seal.img` and the heads of sealed files) may be
 //! anything: it is bounded, checked, and nothing panics.
 
 #![warn(unreachable_pub)]

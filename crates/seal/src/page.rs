@@ -147,7 +147,7 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
-    /// Of the pages of `runs`, one after the other, each of `page` bytes.
+    /// The addresses of the pages of `runs`, one after the other, each of `page` bytes.
     pub(crate) fn new(runs: impl IntoIterator<Item = Run>, page: usize) -> Self {
         let mut pages = 0;
         let mut placed = Vec::new();

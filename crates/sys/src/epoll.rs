@@ -39,7 +39,7 @@ pub fn polls_busily(epoll: impl AsFd) -> Result<bool> {
 /// thread with a table of its own, in which any number can be given to any file.
 ///
 /// # Errors
-/// Of the first entry that fails: see epoll_ctl(2); `EBADF` for numbers above the
+/// If an entry cannot be added, for the first of them: see epoll_ctl(2); `EBADF` for numbers above the
 /// limit of open files.
 pub fn add(epoll: BorrowedFd<'_>, interests: &[Interest<'_>]) -> Result<()> {
     let Some(highest) = interests.iter().map(|i| i.number).max() else { return Ok(()) };

@@ -328,7 +328,7 @@ pub fn kill_thread(tgid: i32, tid: i32, signal: i32) -> Result<()> {
 /// # Errors
 /// See rt_sigaction(2) and rt_sigprocmask(2).
 pub fn reset_signals() -> Result<()> {
-    // Of the kernel: the actions of all 64, those that the C library keeps to itself included.
+    // The kernel is asked: it has actions for all 64, those that the C library keeps to itself included.
     const SET_SIZE: u64 = 8;
     let (default, none) = ([0_u64; 4], [0_u64; 1]);
     let fixed = [libc::SIGKILL, libc::SIGSTOP];

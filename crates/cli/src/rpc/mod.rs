@@ -226,7 +226,7 @@ fn missing(reason: String) -> Failure {
     Failure::unsupported(reason)
 }
 
-/// Of the features that were asked for, which are there.
+/// Which of the features that were asked for are there.
 fn features(asked: CriuFeatures) -> CriuFeatures {
     let probe = |asked: Option<bool>, name: &str| {
         asked.filter(|asked| *asked).map(|_| check::feature(name).is_ok())

@@ -17,7 +17,7 @@ pub(super) struct Former {
 
 impl Former {
     /// Makes room for a new checkpoint: what that does not write would be taken for a part of it.
-    /// Of a store that is no directory, what is there is removed.
+    /// What is in a store that is no directory is removed.
     ///
     /// # Errors
     /// If another dump writes there; if a file cannot be moved or removed.

@@ -10,11 +10,11 @@ use super::tasks::Task;
 /// The numbers of a dumped tree.
 #[derive(Debug, Default)]
 pub(crate) struct Pids {
-    /// Of processes, by their pids here.
+    /// Numbers of processes, by their pids here.
     processes: HashMap<i32, i32>,
-    /// Of process groups that a task is in, by their ids here.
+    /// Numbers of process groups that a task is in, by their ids here.
     groups: HashMap<i32, i32>,
-    /// Of threads, by their ids here. Processes are among them, those that have ended, too.
+    /// Numbers of threads, by their ids here. Processes are among them, those that have ended, too.
     threads: HashMap<i32, i32>,
     /// How pid namespaces below that of the root know threads, by their ids here.
     nested: HashMap<i32, TorporNestedEntry>,

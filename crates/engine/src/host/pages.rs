@@ -26,7 +26,7 @@ const HIDES: &[u8] = b"torpor host pages hidden v1\0";
 /// Bytes of a pages file that a thread reads before it looks for other work.
 const PIECE: u64 = 8 << 20;
 
-/// Of each pages file, by its number.
+/// The sum of each pages file, by its number.
 pub(super) type Sums = BTreeMap<u32, BlockSum>;
 
 /// Keeps sums of the pages files that are written, but of sealed ones: each of their pages is

@@ -28,7 +28,7 @@ pub(super) struct AskedAhead {
 }
 
 impl Default for AskedAhead {
-    /// Of a program that begins: it waits for nearly everything that it touches.
+    /// Begins with the least: a program that begins waits for nearly everything that it touches.
     fn default() -> Self {
         AskedAhead { now: LEAST, least: None, since: VecDeque::new() }
     }

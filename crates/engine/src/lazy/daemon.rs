@@ -93,7 +93,7 @@ impl<'a> Daemon<'a> {
         fds.extend(borrower.map(|b| PollFd::from_borrowed_fd(b.as_fd(), PollFlags::IN)));
         poll(&mut fds, None).context(|| "poll".to_owned())?;
         if self.borrower.as_ref().is_some_and(Borrower::is_alone) {
-            // Of one that was given, a restore that comes now still finds that somebody was there.
+            // A socket that was given stays: a restore that comes now still finds that somebody was there.
             if self.opts.memory.lazy_listener.is_none() {
                 let _ = std::fs::remove_file(&self.socket);
             }

@@ -30,7 +30,7 @@ pub(crate) struct Frame(u64);
 impl Entry {
     const PRESENT: u64 = 1 << 63;
     const SWAPPED: u64 = 1 << 62;
-    /// Of a file, or shared memory.
+    /// The page is one of a file, or of shared memory.
     const FILE: u64 = 1 << 61;
     /// Write-protected by userfaultfd.
     const PROTECTED: u64 = 1 << 57;

@@ -235,7 +235,7 @@ const OTHERS: [&[[u8; 2]]; 8] = [
     &[*b"ss", *b"io", *b"pf", *b"de", *b"mm"],
     // Nothing that the program has asked for: written since somebody looked, how its file is written.
     &[*b"sd", *b"sf", *b"dw"],
-    // Of other processors, or of kernels that are too old.
+    // Other processors have these, or kernels that are too old.
     &[*b"ar", *b"bt", *b"mt", *b"mp", *b"nl"],
 ];
 

@@ -47,7 +47,7 @@ pub(crate) fn dump(
             NsKind::Net => {
                 net::dump((given, network, strict, fresh), running, images, spaces, ns.id)?;
             }
-            // Of users below: see `nested_user`.
+            // User namespaces below: see `nested_user`.
             NsKind::Mnt | NsKind::Cgroup | NsKind::User | NsKind::Time => {}
         }
     }

@@ -16,9 +16,9 @@ const GET_TABLE: u16 = of_netfilter(libc::NFNL_SUBSYS_NFTABLES, libc::NFT_MSG_GE
 const DELETE_TABLE: u16 = of_netfilter(libc::NFNL_SUBSYS_NFTABLES, libc::NFT_MSG_DELTABLE);
 const GET_ELEMENTS: u16 = of_netfilter(libc::NFNL_SUBSYS_NFTABLES, libc::NFT_MSG_GETSETELEM);
 const DELETE_ELEMENTS: u16 = of_netfilter(libc::NFNL_SUBSYS_NFTABLES, libc::NFT_MSG_DELSETELEM);
-/// Of tables: the name (linux/netfilter/nf_tables.h).
+/// The attribute of a table: its name (linux/netfilter/nf_tables.h).
 const NFTA_TABLE_NAME: u16 = 1;
-/// Of elements: their table, their set, a list of them; one in the list; its key, as data.
+/// The attributes of elements: their table, their set, a list of them; one in the list; its key, as data.
 const LIST_TABLE: u16 = 1;
 const LIST_SET: u16 = 2;
 const LIST_ELEMENTS: u16 = 3;

@@ -18,14 +18,14 @@ const TUPLE_REPLY: u16 = 2;
 const STATUS: u16 = 3;
 const PROTOINFO: u16 = 4;
 const TIMEOUT: u16 = 7;
-/// Of a tuple: addresses (by family: source, destination) and ports.
+/// The attributes of a tuple: addresses (by family: source, destination) and ports.
 const TUPLE_IP: u16 = 1;
 const TUPLE_PROTO: u16 = 2;
 const IP_V4: [u16; 2] = [1, 2];
 const IP_V6: [u16; 2] = [3, 4];
 const PROTO_NUM: u16 = 1;
 const PROTO_PORTS: [u16; 2] = [2, 3];
-/// Of the protocol: `CTA_PROTOINFO_TCP`, state and the flags of both directions.
+/// The attributes of the protocol: `CTA_PROTOINFO_TCP`, state and the flags of both directions.
 const PROTOINFO_TCP: u16 = 1;
 const TCP_STATE: u16 = 1;
 const TCP_FLAGS: [u16; 2] = [4, 5];

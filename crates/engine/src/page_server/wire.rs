@@ -6,7 +6,7 @@
 //! size is that of its pages is not compressed. So the end that sends can do with each piece
 //! what is best at that moment.
 //!
-//! Of a sealed checkpoint each page, or cluster, has a tag. Those of plain pages come behind
+//! Each page, or cluster, of a sealed checkpoint has a tag. The tags of plain pages come behind
 //! them, those of clusters behind the sizes.
 //!
 //! Only an end that is Torpor's is sent other than plain pages.

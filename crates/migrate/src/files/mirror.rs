@@ -48,7 +48,7 @@ pub(crate) struct Mirror {
 }
 
 impl Mirror {
-    /// Of a directory here, when the destination has an empty one.
+    /// A mirror of a directory here, when the destination has an empty one.
     ///
     /// # Errors
     /// If the directory cannot be opened.

@@ -39,7 +39,7 @@ use crate::error::{Context, Error, Result};
 /// What checkpoints and restores have in common: what runs goes on elsewhere, connected as it was.
 const WORDS: [&str; 5] =
     ["--tcp-established", "--file-locks", "--ext-unix-sk", "--manage-cgroups-mode", "soft"];
-/// Of these, what Podman has words for.
+/// Podman has words for so many of these.
 const KNOWN_TO_PODMAN: usize = 2;
 /// Names of containers are no longer.
 const MAX_NAME: usize = 200;

@@ -64,7 +64,7 @@ pub(super) struct Unprepared {
 }
 
 impl Unprepared {
-    /// Of a tree of this shape, some of whose files in memory are packed to see.
+    /// That of a tree of this shape, some of whose files in memory are packed to see.
     pub(super) fn of(pid: i32, shape: &Shape) -> Self {
         let packing = if shape.files_in_memory < LARGE { None } else { Packing::sample(pid) };
         packing.map_or_else(|| Self::by_shape(shape), |packing| Self::by_packing(shape, &packing))

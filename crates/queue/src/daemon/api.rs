@@ -292,8 +292,8 @@ fn take_input(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
         let text = format!("the job may have {most} bytes (--disk), and this is more input");
         return Response::problem(413, &text);
     }
-    // Of a job that has gone the other machine knows, and one that is over reads no more. What a machine has taken it must be
-    // able to hand on.
+    // The other machine knows of a job that has gone, and one that is over reads no more. A machine must be able to hand on
+    // what it has taken.
     let waits = away.is_none() && !is_over && request.query("taken").is_none();
     if waits && !has_read(&dir, at) {
         return Response::problem(429, "the job has not read what came before: send it again");

@@ -341,7 +341,7 @@ struct Table<'w> {
     plan: Plan,
     /// Slots that nobody has, or is promised.
     free: i64,
-    /// Of those, slots of jobs that have given way to others, by these: who is due gets them no sooner.
+    /// Those of them that jobs have left to others, by these: a job that is due gets them no sooner.
     kept: BTreeMap<JobId, i64>,
     /// Those that have been told to go in this decision.
     leaving: Vec<JobId>,

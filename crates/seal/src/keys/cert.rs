@@ -34,7 +34,7 @@ pub struct Certificate {
     subject: String,
     not_before: i64,
     not_after: i64,
-    /// Of its use for sealing and for signing, what it allows.
+    /// Whether it may be used for sealing, and for signing.
     allows: [bool; 2],
 }
 
