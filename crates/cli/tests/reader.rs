@@ -83,7 +83,11 @@ fn who_reads_images_has_no_rights() {
     let dir = ImageDir::open(task.dir.path()).unwrap();
     let mut files: Vec<FileEntry> = dir.read_all(kind::FILES, 0).unwrap();
     let entry = files[0].clone();
-    files.extend((0..MANY).map(|more| FileEntry { id: 1_000_000 + more, ..entry.clone() }));
+    files.extend((1_000_000..1_000_000 + MANY).map(|id| {
+        let mut file = FileEntry { id, ..entry.clone() };
+        file.reg.as_mut().unwrap().id = id;
+        file
+    }));
     dir.write_all(kind::FILES, 0, &files).unwrap();
 
     let reader = Reader::of(task.dir.path());

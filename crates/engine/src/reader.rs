@@ -173,7 +173,7 @@ pub(crate) fn view<'a>(
         images,
         inventory: &checkpoint.inventory,
         tasks: tasks.collect(),
-        files: checkpoint.files.values().collect(),
+        files: checkpoint.entries.iter().collect(),
     }
 }
 

@@ -9,7 +9,7 @@ use crate::watching::WatchedHandle;
 const REPORTS_HANDLES: u32 = libc::FAN_REPORT_FID | libc::FAN_REPORT_DIR_FID;
 
 /// A descriptor of fanotify(7).
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fanotify {
     /// The number of the file.
     pub file: u32,
@@ -26,7 +26,7 @@ pub struct Fanotify {
 }
 
 /// Something that is watched.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mark {
     /// What.
     pub on: Marked,
@@ -39,7 +39,7 @@ pub struct Mark {
 }
 
 /// What can be watched.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Marked {
     /// A file.
     File {

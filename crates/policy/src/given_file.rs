@@ -4,15 +4,12 @@ use std::borrow::Cow;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use torpor_images::proto::{FileEntry, PipeEntry};
 
+use crate::open_file::{FileKind, OpenFile};
 use crate::path_file::{FoundBy, PathFile};
+use crate::pipe::PipeEnd;
 use crate::terminal::{Terminal, TerminalKind};
 use crate::unix_end::UnixEnd;
-use crate::unix_name::EXTERNAL;
-
-/// The type of a Unix socket of datagrams.
-const DATAGRAMS: u32 = libc::SOCK_DGRAM.cast_unsigned();
 
 /// An open file that is not made, because the caller gives it (`--inherit-fd`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -42,46 +39,36 @@ pub enum FileKey<'a> {
 }
 
 impl GivenFile {
-    /// The one that stands for an entry, if one does; `given` are the keys of those that are handed over.
+    /// The one that stands for a file of the images, if one does; `given` are the keys of those that are handed over.
     #[must_use]
-    pub fn of(entry: &FileEntry, terminals: &[Terminal], given: &[String]) -> Option<Self> {
-        let name = FileKey::of(entry, terminals)?;
+    pub fn of(file: &OpenFile, terminals: &[Terminal], given: &[String]) -> Option<Self> {
+        let name = FileKey::of(file, terminals)?;
         let key = given.iter().find(|key| name.is(key)).cloned();
-        Some(GivenFile { file: entry.id, key: key.or_else(|| name.needed())? })
+        Some(GivenFile { file: file.id, key: key.or_else(|| name.needed())? })
     }
 }
 
 impl<'a> FileKey<'a> {
-    /// That of an entry; `None` if nobody can hand it over.
+    /// That of a file of the images; `None` if nobody can hand it over.
     #[must_use]
-    pub fn of(entry: &'a FileEntry, terminals: &[Terminal]) -> Option<Self> {
-        let path = entry.reg.as_ref().map(|reg| FileKey::of_found(PathFile::found(reg), &reg.name));
-        let tun = || entry.tunf.as_ref()?.torpor_reg.as_ref();
-        let tun = || tun().map(|reg| FileKey::of_found(PathFile::found(reg), &reg.name));
-        if let Some(key) = path.or_else(tun) {
-            return key;
+    pub fn of(file: &'a OpenFile, terminals: &[Terminal]) -> Option<Self> {
+        match &file.kind {
+            FileKind::Path(path) => FileKey::of_path(path),
+            FileKind::Tun(tun) => FileKey::of_path(&tun.path),
+            FileKind::Pipe(pipe) => Some(FileKey::of_pipe(pipe)),
+            FileKind::Unix(socket) => Some(FileKey::of_socket(socket)),
+            FileKind::Terminal(of) => {
+                FileKey::of_terminal(terminals.iter().find(|terminal| terminal.id == of.terminal)?)
+            }
+            _ => None,
         }
-        let pipe = entry.pipe.as_ref().map(FileKey::of_pipe);
-        let socket = || {
-            let socket = entry.usk.as_ref()?;
-            let (outside, datagrams) = (socket.uflags & EXTERNAL != 0, socket.r#type == DATAGRAMS);
-            Some(FileKey::of_socket_with(socket.ino, outside, datagrams))
-        };
-        let terminal = || {
-            let number = entry.tty.as_ref()?.tty_info_id;
-            FileKey::of_terminal(terminals.iter().find(|terminal| terminal.id == number)?)
-        };
-        pipe.or_else(socket).or_else(terminal)
     }
 
     /// That of a file that is opened by a path.
     #[must_use]
     pub fn of_path(file: &'a PathFile) -> Option<Self> {
-        FileKey::of_found(file.found, &file.path)
-    }
-
-    fn of_found(found: FoundBy, path: &'a [u8]) -> Option<Self> {
-        match found {
+        let path = file.path.as_slice();
+        match file.found {
             FoundBy::Path | FoundBy::Mount => Some(FileKey::Path(path)),
             FoundBy::Caller => Some(FileKey::Outside(String::from_utf8_lossy(path))),
             FoundBy::Queue(_) => None,
@@ -90,20 +77,16 @@ impl<'a> FileKey<'a> {
 
     /// That of a pipe.
     #[must_use]
-    pub fn of_pipe(pipe: &PipeEntry) -> Self {
-        FileKey::Pipe(pipe.pipe_id)
+    pub fn of_pipe(pipe: &PipeEnd) -> Self {
+        FileKey::Pipe(pipe.pipe)
     }
 
     /// That of a Unix socket.
     #[must_use]
     pub fn of_socket(socket: &UnixEnd) -> Self {
-        let (outside, datagrams) = (socket.outside.is_some(), socket.kind.is_of_datagrams());
-        FileKey::of_socket_with(socket.link.inode, outside, datagrams)
-    }
-
-    /// Those for datagrams are found by their names.
-    fn of_socket_with(number: u32, outside: bool, datagrams: bool) -> Self {
-        FileKey::Socket { number, outside: outside && !datagrams }
+        // Those for datagrams are found by their names.
+        let outside = socket.outside.is_some() && !socket.kind.is_of_datagrams();
+        FileKey::Socket { number: socket.link.inode, outside }
     }
 
     /// That of a terminal; `None` if it is no one's outside.
@@ -159,14 +142,19 @@ impl fmt::Display for GivenFile {
 #[cfg(test)]
 mod tests {
     use torpor_images::proto::{
-        RegFileEntry, TtyFileEntry, TtyInfoEntry, TtyType, TunfileEntry, UnixSkEntry,
+        FdTypes, FileEntry, PipeEntry, RegFileEntry, TtyFileEntry, TtyInfoEntry, TtyType,
+        TunfileEntry, UnixSkEntry,
     };
 
     use super::*;
+    use crate::unix_name::EXTERNAL;
+
+    /// The type of a Unix socket of datagrams.
+    const DATAGRAMS: u32 = libc::SOCK_DGRAM.cast_unsigned();
 
     fn keys(entry: &FileEntry, terminals: &[Terminal], given: &[&str]) -> Option<String> {
         let given: Vec<String> = given.iter().map(|&key| key.to_owned()).collect();
-        let found = GivenFile::of(entry, terminals, &given)?;
+        let found = GivenFile::of(&OpenFile::read(entry).unwrap(), terminals, &given)?;
         assert_eq!(found.file, 7);
         Some(found.key)
     }
@@ -187,25 +175,30 @@ mod tests {
         RegFileEntry { id: 7, name: path.as_bytes().to_vec(), ..RegFileEntry::default() }
     }
 
-    fn entry(change: impl Fn(&mut FileEntry)) -> FileEntry {
-        let mut entry = FileEntry { id: 7, ..FileEntry::default() };
+    fn entry(r#type: FdTypes, change: impl Fn(&mut FileEntry)) -> FileEntry {
+        let mut entry = FileEntry { id: 7, r#type: r#type.into(), ..FileEntry::default() };
         change(&mut entry);
         entry
     }
 
     #[test]
     fn each_kind_has_its_names() {
-        let path = entry(|entry| entry.reg = Some(reg("/dir/file")));
+        let path = entry(FdTypes::Reg, |entry| entry.reg = Some(reg("/dir/file")));
         only_by(&path, &["/dir/file", "dir/file"], &["file", "/dir", "//dir/file", ""]);
         assert_eq!(keys(&path, &[], &[]), None);
         let tun = TunfileEntry { torpor_reg: Some(reg("/dev/net/tun")), ..TunfileEntry::default() };
-        only_by(&entry(|entry| entry.tunf = Some(tun.clone())), &["/dev/net/tun"], &["tun"]);
-        let pipe = PipeEntry { pipe_id: 12, ..PipeEntry::default() };
-        let pipe = entry(|entry| entry.pipe = Some(pipe));
+        only_by(
+            &entry(FdTypes::Tunf, |entry| entry.tunf = Some(tun.clone())),
+            &["/dev/net/tun"],
+            &["tun"],
+        );
+        let pipe = PipeEntry { id: 7, pipe_id: 12, ..PipeEntry::default() };
+        let pipe = entry(FdTypes::Pipe, |entry| entry.pipe = Some(pipe));
         let wrong = ["pipe[1]", "pipe[012]", "pipe12", "pipe::[12]", "pipe:[12", "socket[12]"];
         only_by(&pipe, &["pipe:[12]", "pipe[12]"], &wrong);
-        let socket = UnixSkEntry { ino: 12, r#type: 1, ..UnixSkEntry::default() };
-        let of = |socket: &UnixSkEntry| entry(|entry| entry.usk = Some(socket.clone()));
+        let socket = UnixSkEntry { id: 7, ino: 12, r#type: 1, state: 7, ..Default::default() };
+        let of =
+            |socket: &UnixSkEntry| entry(FdTypes::Unixsk, |entry| entry.usk = Some(socket.clone()));
         only_by(&of(&socket), &["socket:[12]", "socket[12]"], &["pipe[12]", "socket[1]"]);
         assert_eq!(keys(&of(&socket), &[], &[]), None);
         let outside = UnixSkEntry { uflags: EXTERNAL, ..socket };
@@ -217,11 +210,14 @@ mod tests {
     #[test]
     fn what_is_outside_has_to_be_given() {
         let outside = RegFileEntry { ext: Some(true), ..reg("file[1f:2a6]") };
-        let outside = entry(|entry| entry.reg = Some(outside.clone()));
+        let outside = entry(FdTypes::Reg, |entry| entry.reg = Some(outside.clone()));
         only_by(&outside, &["file[1f:2a6]"], &["/file[1f:2a6]", "file[1f:2a7]"]);
         assert_eq!(keys(&outside, &[], &[]).as_deref(), Some("file[1f:2a6]"));
         let queue = RegFileEntry { torpor_mqueue: Some(3), ..reg("/queue") };
-        assert_eq!(keys(&entry(|entry| entry.reg = Some(queue.clone())), &[], &["/queue"]), None);
+        assert_eq!(
+            keys(&entry(FdTypes::Reg, |entry| entry.reg = Some(queue.clone())), &[], &["/queue"]),
+            None
+        );
     }
 
     #[test]
@@ -239,8 +235,8 @@ mod tests {
         images.write_all(torpor_images::kind::TTY_INFO, 0, &all).unwrap();
         let terminals = Terminal::all(&images).unwrap();
         let of = |tty_info_id| {
-            let tty = TtyFileEntry { tty_info_id, ..TtyFileEntry::default() };
-            keys(&entry(|entry| entry.tty = Some(tty)), &terminals, &["tty[8803:d]"])
+            let tty = TtyFileEntry { id: 7, tty_info_id, ..TtyFileEntry::default() };
+            keys(&entry(FdTypes::Tty, |entry| entry.tty = Some(tty)), &terminals, &["tty[8803:d]"])
         };
         let outside = Some("tty[8803:d]".to_owned());
         assert_eq!([of(1), of(2), of(3)], [outside, None, None]);

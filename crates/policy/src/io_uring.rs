@@ -4,7 +4,7 @@ use torpor_images::proto::{FileEntry, TorporIoUringGroup, TorporIoUringRestricti
 
 /// An io_uring instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct IoUring<'e> {
+pub struct IoUring {
     /// Its number in the images.
     pub id: u32,
     /// `IORING_SETUP_*` (linux/io_uring.h).
@@ -14,9 +14,9 @@ pub struct IoUring<'e> {
     /// How many answers.
     pub cq_entries: u32,
     /// The memory of both rings.
-    pub rings: &'e [u8],
+    pub rings: Vec<u8>,
     /// That of the requests.
-    pub requests: &'e [u8],
+    pub requests: Vec<u8>,
     /// Where its registered buffers are, and their lengths; those of no length are empty places.
     pub buffers: Vec<(u64, u64)>,
     /// The most workers of the kernel, for files and for all else, if known.
@@ -30,12 +30,36 @@ pub struct IoUring<'e> {
     /// The processor that the thread which fetches its requests is bound to.
     pub processor: Option<u32>,
     /// What it is restricted to, if it is.
-    pub restrictions: Option<&'e TorporIoUringRestrictions>,
+    pub restrictions: Option<RingRestrictions>,
     /// The eventfd that it tells of answers, by its number in the images, and whether only of those that
     /// its workers give.
     pub event: Option<(u32, bool)>,
     /// Rings of buffers that requests choose from.
     pub groups: Vec<BufferGroup>,
+}
+
+/// What an instance is restricted to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RingRestrictions {
+    /// Ways of registering something (`IORING_REGISTER_*` of linux/io_uring.h).
+    pub registers: Vec<u32>,
+    /// Requests (`IORING_OP_*`).
+    pub requests: Vec<u32>,
+    /// Flags that a request may have (`IOSQE_*`).
+    pub flags_allowed: u32,
+    /// Those that it has to have.
+    pub flags_required: u32,
+}
+
+impl RingRestrictions {
+    fn of(entry: &TorporIoUringRestrictions) -> Self {
+        RingRestrictions {
+            registers: entry.registers.clone(),
+            requests: entry.requests.clone(),
+            flags_allowed: entry.flags_allowed,
+            flags_required: entry.flags_required,
+        }
+    }
 }
 
 /// A ring of buffers, of which requests take the next one.
@@ -68,10 +92,10 @@ impl BufferGroup {
     }
 }
 
-impl<'e> IoUring<'e> {
+impl IoUring {
     /// The one that an entry describes, if it is such a file.
     #[must_use]
-    pub fn of(entry: &'e FileEntry) -> Option<Self> {
+    pub fn of(entry: &FileEntry) -> Option<Self> {
         let ring = entry.torpor_io_uring.as_ref()?;
         let buffers = ring.buffers.iter().map(|buffer| (buffer.address, buffer.length));
         Some(IoUring {
@@ -79,15 +103,15 @@ impl<'e> IoUring<'e> {
             setup: ring.setup,
             sq_entries: ring.sq_entries,
             cq_entries: ring.cq_entries,
-            rings: &ring.rings,
-            requests: &ring.requests,
+            rings: ring.rings.clone(),
+            requests: ring.requests.clone(),
             buffers: buffers.collect(),
             workers: ring.workers.first_chunk().copied(),
             places: ring.places.unwrap_or_default(),
             files: ring.files.iter().map(|file| (file.place, file.file)).collect(),
             threads: ring.threads.iter().map(|thread| (thread.thread, thread.place)).collect(),
             processor: ring.processor,
-            restrictions: ring.restrictions.as_ref(),
+            restrictions: ring.restrictions.as_ref().map(RingRestrictions::of),
             event: ring.event.map(|file| (file, ring.event_async())),
             groups: ring.groups.iter().map(BufferGroup::of).collect(),
         })

@@ -22,12 +22,10 @@ pub struct SignalOwner {
 }
 
 impl SignalOwner {
-    /// That of an open file; `path` knows the files whose paths others are opened by. `None` of a
-    /// file that has none.
-    pub fn of<'e>(
-        entry: &FileEntry,
-        path: impl FnOnce(u32) -> Option<&'e FileEntry>,
-    ) -> Option<Self> {
+    /// The one that the entry of an open file says. `None` of a file that has none, and of a fifo: its is said where its
+    /// path is (see [`OpenFile::owner`](crate::OpenFile::owner)).
+    #[must_use]
+    pub fn of(entry: &FileEntry) -> Option<Self> {
         macro_rules! any_of {
             ($($field:ident),*) => {
                 $(if let Some(part) = &entry.$field {
@@ -38,11 +36,8 @@ impl SignalOwner {
         any_of!(
             reg, isk, psk, nlsk, efd, epfd, sgfd, tfd, ify, ffy, usk, pipe, tty, memfd, bpf, pidfd
         );
-        // A fifo and a tun are described by the file of their path.
-        let reg = match &entry.tunf {
-            Some(tunf) => tunf.torpor_reg.as_ref(),
-            None => path(entry.fifo.as_ref()?.regf_id?)?.reg.as_ref(),
-        };
+        // A tun is described by its path.
+        let reg = entry.tunf.as_ref()?.torpor_reg.as_ref();
         reg.map(|reg| Self::read(&reg.fown, reg.flags))
     }
 
@@ -76,25 +71,23 @@ impl SignalOwner {
 
 #[cfg(test)]
 mod tests {
-    use torpor_images::proto::{FifoEntry, RegFileEntry, TunfileEntry};
+    use torpor_images::proto::{RegFileEntry, TunfileEntry};
 
     use super::*;
 
-    /// Fifos and tuns have it in the entry of their path.
+    /// Tuns have it in the entry of their path.
     #[test]
     fn owners_are_found_where_they_are() {
         let fown = FownEntry { uid: 7, euid: 8, pid: 9, ..FownEntry::default() };
         let reg = Some(RegFileEntry { fown, flags: ASYNC, ..RegFileEntry::default() });
         let path = FileEntry { id: 4, reg: reg.clone(), ..FileEntry::default() };
-        let fifo = Some(FifoEntry { regf_id: Some(4), ..FifoEntry::default() });
-        let fifo = FileEntry { fifo, ..FileEntry::default() };
         let tunf = Some(TunfileEntry { torpor_reg: reg, ..TunfileEntry::default() });
         let tun = FileEntry { tunf, ..FileEntry::default() };
-        for entry in [&path, &fifo, &tun] {
-            let owner = SignalOwner::of(entry, |id| Some(&path).filter(|path| path.id == id));
+        for entry in [&path, &tun] {
+            let owner = SignalOwner::of(entry);
             let senders = owner.map(|owner| (owner.senders().collect(), owner.is_async()));
             assert_eq!(senders, Some((vec![7, 8], true)));
         }
-        assert_eq!(SignalOwner::of(&FileEntry::default(), |_| None), None);
+        assert_eq!(SignalOwner::of(&FileEntry::default()), None);
     }
 }

@@ -11,6 +11,7 @@ use crate::inet_options::InetOptions;
 use crate::membership::Membership;
 use crate::netlink::Netlink;
 use crate::request::Ask;
+use crate::socket_options::SocketOptions;
 use crate::unix_end::{UnixEnd, UnixLink};
 
 const UNIX: u32 = libc::AF_UNIX.cast_unsigned();
@@ -43,6 +44,12 @@ const STATES: [&str; 12] = [
     "closing",
     "new-syn-recv",
 ];
+
+/// What a state of Internet sockets is called; `None` of one that there is not.
+pub(crate) fn state_name(state: u32) -> Option<&'static str> {
+    let index = state.checked_sub(1).and_then(|index| usize::try_from(index).ok());
+    index.and_then(|index| STATES.get(index).copied())
+}
 
 /// A socket that is made: anybody may have one; what not everybody may do with it is judged besides.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -111,12 +118,43 @@ impl fmt::Display for Socket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.kind)?;
         if let Some((ends, state)) = &self.inet {
-            let index = state.checked_sub(1).and_then(|index| usize::try_from(index).ok());
-            let name = index.and_then(|index| STATES.get(index).copied());
-            write!(f, " {ends}, {}", name.unwrap_or("in a state that there is not"))?;
+            write!(f, " {ends}, {}", state_name(*state).unwrap_or("in a state that there is not"))?;
         }
         self.unix.iter().try_for_each(|link| link.fmt(f))?;
         write!(f, "{}{} (file {})", self.groups, self.options, self.file)
+    }
+}
+
+/// What packet sockets and netlink sockets have in common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SocketSetup {
+    /// Its family, type and protocol, and its network namespace.
+    pub kind: SocketKind,
+    /// Options that all sockets have.
+    pub options: SocketOptions,
+    /// The flags that it is open with.
+    pub flags: u32,
+    /// The number of its inode, if the images say it.
+    pub inode: Option<u32>,
+}
+
+impl SocketSetup {
+    /// That of an open file; `None` of one that is neither.
+    ///
+    /// # Errors
+    /// A socket that no restore makes.
+    pub fn of(entry: &FileEntry) -> Result<Option<Self>, String> {
+        let packet = entry.psk.as_ref().map(|socket| (&socket.opts, socket.flags, None));
+        let netlink =
+            || entry.nlsk.as_ref().map(|socket| (&socket.opts, socket.flags, Some(socket.ino)));
+        let of = packet.or_else(netlink).zip(SocketKind::of(entry)?);
+        let of = of.map(|((options, flags, inode), kind)| SocketSetup {
+            kind,
+            options: SocketOptions::read(options),
+            flags,
+            inode,
+        });
+        Ok(of)
     }
 }
 
@@ -174,6 +212,30 @@ impl SocketKind {
     #[must_use]
     pub(crate) fn is_of_unix(&self) -> bool {
         [STREAM, DATAGRAM, SEQPACKET].contains(&self.kind)
+    }
+
+    /// Whether it is a stream.
+    #[must_use]
+    pub fn is_stream(&self) -> bool {
+        self.kind == STREAM
+    }
+
+    /// Whether it is raw.
+    #[must_use]
+    pub fn is_raw(&self) -> bool {
+        self.kind == RAW
+    }
+
+    /// Whether its protocol is TCP.
+    #[must_use]
+    pub fn is_of_tcp(&self) -> bool {
+        self.protocol == TCP && [INET, INET6].contains(&self.domain)
+    }
+
+    /// Whether its protocol is multipath TCP.
+    #[must_use]
+    pub fn is_of_multipath(&self) -> bool {
+        self.protocol == MPTCP && [INET, INET6].contains(&self.domain)
     }
 
     /// Whether it takes datagrams.

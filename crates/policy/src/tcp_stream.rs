@@ -6,16 +6,13 @@
 //! numbers themselves give no more. A closed connection, which only has data that was not read yet, can
 //! send nothing.
 
-use torpor_images::proto::{InetSkEntry, TcpStreamEntry};
+use torpor_images::proto::TcpStreamEntry;
 use torpor_images::{ImageDir, kind};
 
 use crate::error::{Error, Result};
+use crate::inet_socket::{Connection, InetSocket};
 use crate::request::Ask;
 
-const STREAM: u32 = libc::SOCK_STREAM.cast_unsigned();
-/// States (linux/tcp_states.h).
-const CLOSE: u32 = 7;
-const LISTEN: u32 = 10;
 /// Bits of `opt_mask` (`tcpi_options` of linux/tcp.h).
 const TIMESTAMPS: u32 = 1;
 const SELECTIVE: u32 = 2;
@@ -54,31 +51,24 @@ pub struct TcpStream {
 pub type Queues = (TcpStream, Vec<u8>, Vec<u8>);
 
 impl TcpStream {
-    /// Whether a socket is a connection, of which there is an image.
-    #[must_use]
-    pub fn is_of(socket: &InetSkEntry) -> bool {
-        socket.r#type == STREAM && socket.dst_port != 0 && socket.state != LISTEN
-    }
-
     /// What is judged of a connection, if it is the file of a number: that it goes on.
     #[must_use]
-    pub fn ask(socket: &InetSkEntry) -> Option<Ask> {
-        let lives = Self::is_of(socket) && socket.state != CLOSE;
-        lives.then_some(Ask::Connection { file: socket.id })
+    pub fn ask(socket: &InetSocket) -> Option<Ask> {
+        socket.goes_on().then_some(Ask::Connection { file: socket.file })
     }
 
-    /// That of a socket.
+    /// That of a connection; of one that has nothing but its last peer, nothing.
     ///
     /// # Errors
     /// A damaged image, or none.
-    pub fn read(images: &ImageDir, socket: &InetSkEntry) -> Result<Queues> {
-        if socket.torpor_peer_port.is_some() {
-            // Nothing is left of it but the peer.
+    pub fn read(images: &ImageDir, socket: &InetSocket) -> Result<Queues> {
+        if socket.connection == Connection::LastPeer {
             return Ok((TcpStream::default(), Vec::new(), Vec::new()));
         }
-        let number = u64::from(socket.ino);
+        let number = u64::from(socket.inode);
         let mut reader = images.reader(kind::TCP_STREAM, number)?.ok_or_else(|| {
-            let reason = format!("socket {}: is connected, but has no tcp-stream image", socket.id);
+            let reason =
+                format!("socket {}: is connected, but has no tcp-stream image", socket.file);
             Error::Invalid { image: kind::FILES.file_name(0), reason }
         })?;
         let entry: TcpStreamEntry = reader.expect()?;
@@ -129,6 +119,8 @@ impl TcpStream {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use torpor_images::proto::{FileEntry, InetSkEntry};
+
     use super::*;
 
     #[test]
@@ -164,22 +156,30 @@ mod tests {
 
     #[test]
     fn connections_that_go_on_are_asked_for() {
-        let socket = |r#type, state, dst_port| InetSkEntry {
-            id: 7,
-            r#type,
-            state,
-            dst_port,
-            ..InetSkEntry::default()
+        let socket = |r#type, state, dst_port| {
+            let isk = InetSkEntry {
+                id: 7,
+                family: 2,
+                r#type,
+                proto: if r#type == 1 { 6 } else { 17 },
+                state,
+                src_addr: vec![1],
+                dst_port,
+                dst_addr: vec![2],
+                ..InetSkEntry::default()
+            };
+            let entry = FileEntry { id: 7, isk: Some(isk), ..FileEntry::default() };
+            InetSocket::of(&entry).unwrap().unwrap()
         };
         // Established, being established, half closed.
         for state in [1, 2, 5, 8] {
-            let ask = TcpStream::ask(&socket(STREAM, state, 80));
+            let ask = TcpStream::ask(&socket(1, state, 80));
             assert_eq!(ask, Some(Ask::Connection { file: 7 }));
         }
-        for other in [socket(STREAM, CLOSE, 80), socket(STREAM, LISTEN, 80), socket(2, 1, 80)] {
+        // Closed, listening, and of datagrams.
+        for other in [socket(1, 7, 80), socket(1, 10, 80), socket(2, 1, 80), socket(1, 1, 0)] {
             assert_eq!(TcpStream::ask(&other), None);
         }
-        assert_eq!(TcpStream::ask(&socket(STREAM, 1, 0)), None);
-        assert!(TcpStream::is_of(&socket(STREAM, CLOSE, 80)));
+        assert!(socket(1, 7, 80).is_kept());
     }
 }

@@ -4,7 +4,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use torpor_images::proto::{TermiosEntry, TtyInfoEntry, TtyType, WinsizeEntry};
+use torpor_images::proto::{FileEntry, TermiosEntry, TtyInfoEntry, TtyType, WinsizeEntry};
 use torpor_images::{ImageDir, kind};
 
 use crate::capabilities::number::SYS_ADMIN;
@@ -44,6 +44,32 @@ pub struct Terminal {
     pub kept: Option<TerminalSettings>,
     /// Rows, columns, and both in pixels.
     pub size: Option<[u16; 4]>,
+}
+
+/// An open end of a terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TerminalFile {
+    /// The number of the file in the images.
+    pub file: u32,
+    /// The number of the [`Terminal`].
+    pub terminal: u32,
+    /// The number of the file in the images that its path is said of, if it has one.
+    pub path: Option<u32>,
+    /// The flags that it is open with.
+    pub flags: u32,
+}
+
+impl TerminalFile {
+    /// The one that an entry describes, if it is such a file.
+    #[must_use]
+    pub fn of(entry: &FileEntry) -> Option<Self> {
+        entry.tty.as_ref().map(|tty| TerminalFile {
+            file: tty.id,
+            terminal: tty.tty_info_id,
+            path: tty.regf_id,
+            flags: tty.flags,
+        })
+    }
 }
 
 /// What a terminal is.

@@ -224,15 +224,14 @@ pub struct UnixEnds {
 }
 
 impl UnixEnds {
-    /// Those of all open files.
+    /// Those with these ends.
     ///
     /// # Errors
     /// The first that cannot be: an inode that two have; a peer that there is not, is of another type or network
     /// namespace, or has another peer.
-    pub fn of<'e>(entries: impl IntoIterator<Item = &'e FileEntry>) -> Result<Self, String> {
+    pub fn of(ends: impl IntoIterator<Item = UnixEnd>) -> Result<Self, String> {
         let mut all = UnixEnds::default();
-        for entry in entries {
-            let Some(end) = UnixEnd::of(entry)? else { continue };
+        for end in ends {
             let (file, inode) = (end.file, end.link.inode);
             if all.by_inode.insert(inode, file).is_some() {
                 return Err(format!("socket {file}: inode {inode} appears twice"));
@@ -368,12 +367,15 @@ mod tests {
 
     #[test]
     fn peers_are_each_others() {
-        let checked = |entries: &[FileEntry]| UnixEnds::of(entries).map(drop);
+        let read = |entries: &[FileEntry]| {
+            UnixEnds::of(entries.iter().map(|entry| UnixEnd::of(entry).unwrap().unwrap()))
+        };
+        let checked = |entries: &[FileEntry]| read(entries).map(drop);
         let wrong = |entries: &[FileEntry], why: &str| {
             assert_eq!(checked(entries).unwrap_err(), why);
         };
         let pair = [socket(1, 12, |_| ()), socket(2, 11, |_| ())];
-        let ends = UnixEnds::of(&pair).unwrap();
+        let ends = read(&pair).unwrap();
         let peers = ends.iter().map(|end| ends.peer_of(end).unwrap().file);
         assert_eq!(peers.collect::<Vec<_>>(), [2, 1]);
         assert!(ends.get(1).is_some() && ends.get(3).is_none());

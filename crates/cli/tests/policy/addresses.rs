@@ -3,10 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use torpor_images::proto::{
-    CoreEntry, FdTypes, FdinfoEntry, FileEntry, InetSkEntry, MacvlanLinkEntry, NdType,
-    NetDeviceEntry,
-};
+use torpor_images::proto::{FdTypes, InetSkEntry, MacvlanLinkEntry, NdType, NetDeviceEntry};
 use torpor_images::{ImageDir, Kind, kind};
 
 use super::Asleep;
@@ -175,21 +172,19 @@ fn routes_as_if_they_came_with_them() {
 fn low_ports() {
     const RULE: [&str; 1] = ["network.ports=false"];
     let task = Asleep::new(&["--net"], ":");
-    let images = ImageDir::open(task.images()).unwrap();
-    let whole: Vec<FileEntry> = images.read_all(kind::FILES, 0).unwrap();
-    let core: CoreEntry = images.read_one(kind::CORE, task.root().into()).unwrap();
-    let ids = core.ids.unwrap_or_else(|| images.read_one(kind::IDS, task.root().into()).unwrap());
-    let table = u64::from(ids.files_id);
-    let fds: Vec<FdinfoEntry> = images.read_all_or_empty(kind::FDINFO, table).unwrap();
     let listener = |(r#type, proto), src_port| {
-        let (id, family, src_addr) = (900_001, 2, vec![0]);
-        let socket =
-            InetSkEntry { id, family, r#type, proto, src_port, src_addr, ..Default::default() };
-        let (isk, ty) = (Some(socket), FdTypes::Inetsk.into());
-        let file = FileEntry { r#type: ty, id, isk, ..Default::default() };
-        images.write_all(kind::FILES, 0, whole.iter().chain([&file])).unwrap();
-        let fd = FdinfoEntry { id, r#type: ty, fd: 99, ..Default::default() };
-        images.write_all(kind::FDINFO, table, fds.iter().chain([&fd])).unwrap();
+        task.open(FdTypes::Inetsk, |file| {
+            file.isk = Some(InetSkEntry {
+                id: file.id,
+                family: 2,
+                r#type,
+                proto,
+                state: 7,
+                src_port,
+                src_addr: vec![0],
+                ..InetSkEntry::default()
+            });
+        });
     };
     // TCP and UDP.
     for kind in [(1, 6), (2, 17)] {

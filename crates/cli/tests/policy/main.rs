@@ -5,6 +5,7 @@
 
 mod addresses;
 mod given;
+mod open_files;
 #[path = "../sleeper/mod.rs"]
 mod sleeper;
 
@@ -16,8 +17,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use torpor_images::proto::{
-    CoreEntry, FileEntry, FownEntry, Fstype, InventoryEntry, MntEntry, PstreeEntry, TaskCoreEntry,
-    ThreadCoreEntry, UidGidExtent, UsernsEntry,
+    CoreEntry, FdTypes, FdinfoEntry, FileEntry, FownEntry, Fstype, InventoryEntry, MntEntry,
+    PstreeEntry, TaskCoreEntry, ThreadCoreEntry, UidGidExtent, UsernsEntry,
 };
 use torpor_images::{ImageDir, kind};
 use torpor_policy::Capabilities;
@@ -106,6 +107,26 @@ impl Asleep {
             all.args(["--policy-rule", rule]);
         }
         all.output().unwrap()
+    }
+
+    /// Gives the task one more open file in its images, with number 900001 and in place of the last one.
+    fn open(&self, ty: FdTypes, change: impl FnOnce(&mut FileEntry)) {
+        let (id, fd, r#type) = (900_001, 99, ty.into());
+        let images = ImageDir::open(self.images()).unwrap();
+        let mut files: Vec<FileEntry> = images.read_all(kind::FILES, 0).unwrap();
+        files.retain(|file| file.id != id);
+        let mut file = FileEntry { r#type, id, ..FileEntry::default() };
+        change(&mut file);
+        files.push(file);
+        images.write_all(kind::FILES, 0, &files).unwrap();
+        let core: CoreEntry = images.read_one(kind::CORE, self.root().into()).unwrap();
+        let ids =
+            core.ids.unwrap_or_else(|| images.read_one(kind::IDS, self.root().into()).unwrap());
+        let table = u64::from(ids.files_id);
+        let mut fds: Vec<FdinfoEntry> = images.read_all_or_empty(kind::FDINFO, table).unwrap();
+        fds.retain(|open| open.fd != fd);
+        fds.push(FdinfoEntry { id, r#type, fd, ..FdinfoEntry::default() });
+        images.write_all(kind::FDINFO, table, &fds).unwrap();
     }
 
     /// Both the audit and the restore name all of `wanted`; nothing has been made.

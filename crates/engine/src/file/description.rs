@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Gid, Mode, OFlags, ResolveFlags, Stat, Uid};
 use rustix::io::Errno;
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 use crate::namespace::user::IdMaps;
 
 /// `O_LARGEFILE` as the kernel shows it: libc's constant is 0 on 64-bit systems.
@@ -112,14 +112,6 @@ pub(crate) fn outside(maps: &IdMaps, uid: u32, gid: u32) -> (Option<Uid>, Option
     let (uid, gid) = (maps.uid_outside(uid), maps.gid_outside(gid));
     let (uid, gid) = (uid.unwrap_or(NOBODY), gid.unwrap_or(NOBODY));
     (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))
-}
-
-/// The part of a `files.img` entry, its message or what was read of that, which must be there.
-///
-/// # Errors
-/// If the entry has another type's.
-pub(crate) fn part<T>(id: u32, part: Option<T>, name: &str) -> Result<T> {
-    part.ok_or_else(|| Error::invalid("files.img", format!("file {id} has no {name}")))
 }
 
 /// Opens `path` as a task would whose root directory is `root`; symbolic links

@@ -16,13 +16,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::epoll::CreateFlags;
 use rustix::io::DupFlags;
 use torpor_images::proto::{EventpollFileEntry, EventpollTfdEntry, FdTypes, FileEntry};
-use torpor_policy::{EpollSet, EpollWatch};
+use torpor_policy::{EpollSet, EpollWatch, FileKind, OpenFile};
 use torpor_sys::epoll::Interest;
 use torpor_sys::kcmp::kcmp_epoll_target;
 use torpor_tracee::Tracee;
 use torpor_tracee::syscall::{self, RemoteFd};
 
-use super::description::{duplicate, part, set_status_flags};
+use super::description::{duplicate, set_status_flags};
 use super::open::OpenFiles;
 use super::table::{FileTable, Numbered};
 use super::{Found, Holder};
@@ -223,12 +223,11 @@ impl EpollRestorer {
     ///
     /// # Errors
     /// If images are damaged, or contradict each other.
-    pub(crate) fn load(&self, all: &HashMap<u32, FileEntry>, entries: &[FileEntry]) -> Result<()> {
-        for entry in entries {
-            let set = part(entry.id, EpollSet::of(entry), "epoll set")?;
+    pub(crate) fn load(&self, all: &HashMap<u32, OpenFile>, sets: &[&EpollSet]) -> Result<()> {
+        for set in sets {
             let mut others = set.watches.iter().filter_map(|watch| watch.watched);
             if let Some(id) = others.find(|id| !all.contains_key(id)) {
-                let reason = format!("epoll set {} watches {id}, which is no file", entry.id);
+                let reason = format!("epoll set {} watches {id}, which is no file", set.file);
                 return Err(Error::invalid("files.img", reason));
             }
         }
@@ -238,13 +237,12 @@ impl EpollRestorer {
     /// Opens a description.
     ///
     /// # Errors
-    /// If the entry is no epoll set; if the kernel refuses to make one, or its status flags.
-    pub(crate) fn open(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
-        let set = part(entry.id, EpollSet::of(entry), "epoll set")?;
+    /// If the kernel refuses to make one, or its status flags.
+    pub(crate) fn open(&mut self, set: &EpollSet) -> Result<OwnedFd> {
         let file = rustix::event::epoll::create(CreateFlags::CLOEXEC)
             .context(|| "epoll_create".to_owned())?;
         set_status_flags(&file, set.flags)?;
-        self.made.push(set);
+        self.made.push(set.clone());
         Ok(file)
     }
 
@@ -254,11 +252,7 @@ impl EpollRestorer {
     ///
     /// # Errors
     /// If a set watches a descriptor that nobody has in the images.
-    pub(crate) fn watched(
-        &self,
-        tasks: &[Task],
-        all: &HashMap<u32, FileEntry>,
-    ) -> Result<Vec<u32>> {
+    pub(crate) fn watched(&self, tasks: &[Task], all: &HashMap<u32, OpenFile>) -> Result<Vec<u32>> {
         let pairs = self.made.iter().flat_map(|set| set.watches.iter().map(move |w| (set, w)));
         pairs.map(|(set, watch)| target(tasks, all, set, watch)).collect()
     }
@@ -271,18 +265,19 @@ impl EpollRestorer {
     pub(crate) fn connect(
         &mut self,
         tasks: &[Task],
-        all: &HashMap<u32, FileEntry>,
+        all: &HashMap<u32, OpenFile>,
         files: &OpenFiles,
     ) -> Result<()> {
         for set in self.made.drain(..) {
             let mut watched = Vec::new();
             for watch in &set.watches {
                 let id = target(tasks, all, &set, watch)?;
-                if all.get(&id).is_some_and(|file| file.torpor_io_uring.is_some()) {
+                if all.get(&id).is_some_and(|file| file.io_uring().is_some()) {
                     self.of_rings.push((set.file, id, *watch));
                     continue;
                 }
-                let is_signalfd = all.get(&id).is_some_and(|file| file.sgfd.is_some());
+                let is_signalfd =
+                    all.get(&id).is_some_and(|file| matches!(file.kind, FileKind::Signalfd(_)));
                 if is_signalfd && let Some(watch) = SignalWatch::new(tasks, &set, watch, id) {
                     self.of_signals.push(watch);
                     continue;
@@ -376,7 +371,7 @@ fn interest<'f>(watch: &EpollWatch, file: BorrowedFd<'f>) -> Interest<'f> {
 /// task that holds the set.
 fn target(
     tasks: &[Task],
-    all: &HashMap<u32, FileEntry>,
+    all: &HashMap<u32, OpenFile>,
     set: &EpollSet,
     watch: &EpollWatch,
 ) -> Result<u32> {
@@ -398,12 +393,8 @@ fn target(
 }
 
 /// Whether this file is watched, if its inode tells: those of sockets are their own.
-fn is_watched(file: &FileEntry, watch: &EpollWatch) -> Option<bool> {
-    let inode = None
-        .or_else(|| file.usk.as_ref().map(|socket| socket.ino))
-        .or_else(|| file.isk.as_ref().map(|socket| socket.ino))
-        .or_else(|| file.nlsk.as_ref().map(|socket| socket.ino));
-    Some(u64::from(inode?) == watch.inode?)
+fn is_watched(file: &OpenFile, watch: &EpollWatch) -> Option<bool> {
+    Some(u64::from(file.inode()?) == watch.inode?)
 }
 
 #[cfg(test)]
@@ -460,8 +451,10 @@ mod tests {
     #[test]
     fn a_socket_that_only_a_message_holds_is_found_by_its_inode() {
         let socket = |id, ino| {
-            let usk = UnixSkEntry { id, ino, ..UnixSkEntry::default() };
-            (id, FileEntry { id, usk: Some(usk), ..FileEntry::default() })
+            let usk = UnixSkEntry { id, ino, r#type: 1, state: 7, ..UnixSkEntry::default() };
+            let r#type = FdTypes::Unixsk.into();
+            let entry = FileEntry { id, r#type, usk: Some(usk), ..FileEntry::default() };
+            (id, OpenFile::read(&entry).unwrap())
         };
         let all = HashMap::from([socket(5, 77), socket(6, 78)]);
         let set = EpollSet { file: 4, ..EpollSet::default() };

@@ -6,9 +6,9 @@ use rustix::event::EventfdFlags;
 use torpor_images::proto::{EventfdFileEntry, FdTypes, FileEntry};
 use torpor_policy::Eventfd;
 
-use super::description::{part, set_status_flags};
+use super::description::set_status_flags;
 use super::{FdInfo, Found};
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 
 /// The dump half.
 #[derive(Debug, Default)]
@@ -62,19 +62,11 @@ fn count(info: &FdInfo) -> Option<u64> {
 /// Opens a description.
 ///
 /// # Errors
-/// If the entry is no eventfd, or its count is none that one can have; if the kernel refuses to
-/// make one, or its status flags.
-pub(crate) fn open(entry: &FileEntry) -> Result<OwnedFd> {
-    let eventfd = part(entry.id, Eventfd::of(entry), "eventfd")?;
+/// If the kernel refuses to make one, its count, or its status flags.
+pub(crate) fn open(eventfd: &Eventfd) -> Result<OwnedFd> {
     let kind = if eventfd.semaphore { EventfdFlags::SEMAPHORE } else { EventfdFlags::empty() };
     let file = rustix::event::eventfd(0, kind | EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .context(|| "eventfd".to_owned())?;
-    if eventfd.count == u64::MAX {
-        return Err(Error::invalid(
-            "files.img",
-            format!("eventfd {} counts too far", eventfd.file),
-        ));
-    }
     // eventfd(2) takes 32 bits only.
     if eventfd.count > 0 {
         rustix::io::write(&file, &eventfd.count.to_ne_bytes())

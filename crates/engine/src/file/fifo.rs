@@ -7,9 +7,9 @@ use rustix::fs::{FileType, OFlags};
 use torpor_images::ImageDir;
 use torpor_images::kind;
 use torpor_images::proto::{FdTypes, FifoEntry, FileEntry};
-use torpor_policy::PathFile;
+use torpor_policy::{FifoEnd, OpenFile, PathFile};
 
-use super::description::{duplicate, is_readable, part, same_inode};
+use super::description::{duplicate, is_readable, same_inode};
 use super::open::OpenFiles;
 use super::opener::Opener;
 use super::queue::{Queues, Saved};
@@ -73,7 +73,7 @@ impl FifoDumper {
 #[derive(Debug, Default)]
 pub(crate) struct FifoRestorer {
     saved: Saved,
-    entries: Vec<FileEntry>,
+    ends: Vec<FifoEnd>,
     /// A description of each fifo for both directions: opening it for one only waits
     /// for the other.
     anchors: HashMap<u32, OwnedFd>,
@@ -87,13 +87,11 @@ impl FifoRestorer {
     pub(crate) fn load(
         &mut self,
         images: &ImageDir,
-        all: &HashMap<u32, FileEntry>,
-        entries: &[FileEntry],
+        all: &HashMap<u32, OpenFile>,
+        ends: &[&FifoEnd],
     ) -> Result<()> {
-        for entry in entries {
-            path(all, part(entry.id, entry.fifo.as_ref(), "fifo")?)?;
-        }
-        self.entries = entries.to_vec();
+        ends.iter().try_for_each(|fifo| path(all, fifo).map(drop))?;
+        self.ends = ends.iter().copied().copied().collect();
         self.saved = Saved::load(images, kind::FIFO_DATA)?;
         Ok(())
     }
@@ -101,18 +99,17 @@ impl FifoRestorer {
     /// Opens a description.
     ///
     /// # Errors
-    /// If the entry is no fifo; if its path leads to none; if the content does not fit into it.
-    pub(crate) fn open(&mut self, cx: &mut Opener<'_>, entry: &FileEntry) -> Result<OwnedFd> {
-        let fifo = part(entry.id, entry.fifo.as_ref(), "fifo")?;
-        let path = path(cx.entries, fifo)?;
-        if !self.anchors.contains_key(&fifo.pipe_id) {
-            let anchor = self.anchor(cx, fifo.pipe_id, &path)?;
-            self.saved.fill(fifo.pipe_id, &anchor)?;
-            self.anchors.insert(fifo.pipe_id, anchor);
+    /// If its path leads to none; if the content does not fit into it.
+    pub(crate) fn open(&mut self, cx: &mut Opener<'_>, fifo: &FifoEnd) -> Result<OwnedFd> {
+        let path = path(cx.described, fifo)?;
+        if !self.anchors.contains_key(&fifo.pipe) {
+            let anchor = self.anchor(cx, fifo.pipe, path)?;
+            self.saved.fill(fifo.pipe, &anchor)?;
+            self.anchors.insert(fifo.pipe, anchor);
         }
-        let opened = regular::open(cx, &path)?;
+        let opened = regular::open(cx, path)?;
         let stat = |file: &OwnedFd| rustix::fs::fstat(file).context(|| "fstat".to_owned());
-        match self.anchors.get(&fifo.pipe_id) {
+        match self.anchors.get(&fifo.pipe) {
             Some(anchor) if !same_inode(&stat(anchor)?, &stat(&opened)?) => {
                 Err(Error::invalid(path.text(), "another fifo has its name now"))
             }
@@ -143,10 +140,10 @@ impl FifoRestorer {
     pub(crate) fn connect(&mut self, cx: &mut Opener<'_>, files: &mut OpenFiles) -> Result<()> {
         // Those that only exist in flight in a socket are opened late, and could not be
         // without the anchor.
-        for entry in std::mem::take(&mut self.entries) {
-            if files.get(entry.id).is_none() {
-                let file = self.open(cx, &entry)?;
-                files.insert(entry.id, file);
+        for end in std::mem::take(&mut self.ends) {
+            if files.get(end.file).is_none() {
+                let file = self.open(cx, &end)?;
+                files.insert(end.file, file);
             }
         }
         // Or else nobody would ever see an end of file.
@@ -155,12 +152,11 @@ impl FifoRestorer {
     }
 }
 
-/// The path of a fifo. Images of old versions have it under the same number.
-fn path(all: &HashMap<u32, FileEntry>, fifo: &FifoEntry) -> Result<PathFile> {
-    let id = fifo.regf_id.unwrap_or(fifo.id);
-    all.get(&id)
-        .and_then(PathFile::of)
-        .ok_or_else(|| Error::invalid("files.img", format!("fifo {} has no path", fifo.id)))
+/// The path of a fifo.
+fn path<'a>(all: &'a HashMap<u32, OpenFile>, fifo: &FifoEnd) -> Result<&'a PathFile> {
+    all.get(&fifo.path)
+        .and_then(OpenFile::path)
+        .ok_or_else(|| Error::invalid("files.img", format!("fifo {} has no path", fifo.file)))
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use rustix::fs::OFlags;
 use rustix::fs::Uid;
 use rustix::process::Pid;
 use rustix::thread::set_thread_res_uid;
-use torpor_images::proto::{FileEntry, FownEntry};
-use torpor_policy::SignalOwner;
+use torpor_images::proto::FownEntry;
+use torpor_policy::{OpenFile, SignalOwner};
 use torpor_sys::fcntl::Owner;
 use torpor_tracee::syscall;
 
@@ -48,16 +48,16 @@ pub(crate) fn of(pids: &Pids, id_maps: &IdMaps, file: impl AsFd) -> FownEntry {
 /// # Errors
 /// If fcntl(2) refuses an owner or a signal, here or in the task.
 pub(crate) fn restore(
-    all: &HashMap<u32, FileEntry>,
+    all: &HashMap<u32, OpenFile>,
     files: &OpenFiles,
     tasks: &mut [Task],
     id_maps: &IdMaps,
 ) -> Result<()> {
     let mut owned = Vec::new();
-    for entry in all.values() {
-        let owner = owner_in(all, entry).filter(|owner| !owner.is_none());
-        if let Some((owner, file)) = owner.zip(files.get(entry.id)) {
-            owned.push((entry.id, duplicate(file)?, owner));
+    for described in all.values() {
+        let owner = described.owner(all).filter(|owner| !owner.is_none());
+        if let Some((owner, file)) = owner.zip(files.get(described.id)) {
+            owned.push((described.id, duplicate(file)?, owner));
         }
     }
     for (id, file, owner) in owned {
@@ -89,11 +89,6 @@ fn set_async(tasks: &mut [Task], id: u32, file: &OwnedFd) -> Result<()> {
     let set = batch.call(fcntl);
     batch.run()?.expect(set, || format!("F_SETFL O_ASYNC of fd {fd}"))?;
     Ok(())
-}
-
-/// The owner and the flags of the file that an entry describes.
-pub(crate) fn owner_in(all: &HashMap<u32, FileEntry>, entry: &FileEntry) -> Option<SignalOwner> {
-    SignalOwner::of(entry, |id| all.get(&id))
 }
 
 fn give(

@@ -18,7 +18,7 @@ use torpor_policy::{MemoryFile, MemoryInode};
 
 use super::Found;
 use super::description::{
-    access, duplicate, inside, open_flags, outside, part, reopen, set_status_flags,
+    access, duplicate, inside, open_flags, outside, reopen, set_status_flags,
 };
 use super::regular::Links;
 use super::remap::DELETED;
@@ -213,18 +213,17 @@ impl MemfdRestorer {
         &mut self,
         images: &ImageDir,
         tasks: &[Task],
-        entries: &[FileEntry],
+        files: &[&MemoryFile],
     ) -> Result<()> {
         self.inodes
             .extend(MemoryInode::all(images)?.into_iter().map(|inode| (inode.number, inode)));
-        for entry in entries {
-            let memfd = part(entry.id, MemoryFile::of(entry), "memfd")?;
+        for memfd in files {
             let Some(inode) = self.inodes.get(&memfd.inode) else {
                 let reason = format!("no inode {} for file {}", memfd.inode, memfd.file);
                 return Err(Error::invalid("memfd.img", reason));
             };
-            if is_anonymous(tasks, inode, entries) {
-                self.anonymous.insert(entry.id, inode.clone());
+            if is_anonymous(tasks, inode, files) {
+                self.anonymous.insert(memfd.file, inode.clone());
             }
         }
         Ok(())
@@ -233,15 +232,14 @@ impl MemfdRestorer {
     /// Opens a description.
     ///
     /// # Errors
-    /// If the entry is no memfd, or its inode or pages are not in the images; if the kernel refuses
-    /// to make it or its content (memory is short, no huge pages are left), or its seals.
+    /// If its inode or pages are not in the images; if the kernel refuses to make it or its content (memory is short, no
+    /// huge pages are left), or its seals.
     pub(crate) fn open(
         &mut self,
         images: &ImageDir,
         id_maps: &IdMaps,
-        entry: &FileEntry,
+        memfd: &MemoryFile,
     ) -> Result<OwnedFd> {
-        let memfd = part(entry.id, MemoryFile::of(entry), "memfd")?;
         if !self.made.contains_key(&memfd.inode) {
             let Some(inode) = self.inodes.get(&memfd.inode) else {
                 return Err(Error::invalid("memfd.img", format!("no inode {}", memfd.inode)));
@@ -279,14 +277,13 @@ impl MemfdRestorer {
 /// Opens a description of shared anonymous memory.
 ///
 /// # Errors
-/// If the entry is no memfd; if the memory cannot be opened with its flags.
-pub(crate) fn open_anonymous(memory: &OwnedFd, entry: &FileEntry) -> Result<OwnedFd> {
-    let memfd = part(entry.id, MemoryFile::of(entry), "memfd")?;
+/// If the memory cannot be opened with its flags.
+pub(crate) fn open_anonymous(memory: &OwnedFd, memfd: &MemoryFile) -> Result<OwnedFd> {
     as_it_was(reopen(memory, open_flags(memfd.flags))?, memfd)
 }
 
 /// Gives a new description its flags and its position.
-fn as_it_was(file: OwnedFd, memfd: MemoryFile) -> Result<OwnedFd> {
+fn as_it_was(file: OwnedFd, memfd: &MemoryFile) -> Result<OwnedFd> {
     set_status_flags(&file, memfd.flags)?;
     if memfd.position > 0 {
         rustix::fs::seek(&file, SeekFrom::Start(memfd.position))
@@ -297,11 +294,10 @@ fn as_it_was(file: OwnedFd, memfd: MemoryFile) -> Result<OwnedFd> {
 
 /// Whether an inode is of shared anonymous memory. In CRIU's images it looks as a memfd would
 /// that a program has given such a name; they do not have that memory open.
-fn is_anonymous(tasks: &[Task], inode: &MemoryInode, files: &[FileEntry]) -> bool {
-    let of_inode =
-        |file: &&FileEntry| MemoryFile::of(file).is_some_and(|memfd| memfd.inode == inode.number);
+fn is_anonymous(tasks: &[Task], inode: &MemoryInode, files: &[&MemoryFile]) -> bool {
+    let mut of_inode = files.iter().filter(|memfd| memfd.inode == inode.number);
     let fds = || tasks.iter().flat_map(|task| &task.image.fds);
-    let is_open = || files.iter().filter(of_inode).any(|file| fds().any(|fd| fd.file == file.id));
+    let mut is_open = || of_inode.any(|memfd| fds().any(|fd| fd.file == memfd.file));
     inode.anonymous || inode.is_called_anonymous() && !is_open()
 }
 

@@ -6,7 +6,6 @@ use torpor_images::proto::{FdTypes, FileEntry, NsFileEntry};
 use torpor_policy::NamespaceFile;
 
 use super::Found;
-use super::description::part;
 use crate::error::{Error, Result};
 use crate::namespace::Namespaces;
 use crate::proc;
@@ -38,23 +37,19 @@ pub(crate) fn describe(spaces: &Namespaces, found: &Found) -> Result<Option<File
 ///
 /// # Errors
 /// If images are damaged, or contradict each other.
-pub(crate) fn load(spaces: &Namespaces, entries: &[FileEntry]) -> Result<()> {
-    for entry in entries {
-        let file = part(entry.id, NamespaceFile::of(entry), "namespace")?;
-        if spaces.by_id(file.namespace).is_none() {
-            return Err(unknown(file));
-        }
+pub(crate) fn load(spaces: &Namespaces, files: &[&NamespaceFile]) -> Result<()> {
+    match files.iter().find(|file| spaces.by_id(file.namespace).is_none()) {
+        Some(file) => Err(unknown(**file)),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Opens a description.
 ///
 /// # Errors
-/// If the entry is no namespace, or one that the images do not have; if its task has ended.
-pub(crate) fn open(spaces: &Namespaces, entry: &FileEntry) -> Result<OwnedFd> {
-    let file = part(entry.id, NamespaceFile::of(entry), "namespace")?;
-    let ns = spaces.by_id(file.namespace).ok_or_else(|| unknown(file))?;
+/// If it is a namespace that the images do not have; if its task has ended.
+pub(crate) fn open(spaces: &Namespaces, file: &NamespaceFile) -> Result<OwnedFd> {
+    let ns = spaces.by_id(file.namespace).ok_or_else(|| unknown(*file))?;
     Ok(proc::open(ns.pid, &format!("ns/{}", ns.kind.name()))?.into())
 }
 

@@ -12,10 +12,10 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
-use torpor_images::proto::{FileEntry, RemapFilePathEntry, RemapType};
+use torpor_images::proto::{RemapFilePathEntry, RemapType};
 use torpor_images::remap::{found_by, is_given_name};
 use torpor_images::{ImageDir, kind};
-use torpor_policy::{PathFile, Policy};
+use torpor_policy::{OpenFile, PathFile, Policy};
 
 use super::description::open_flags;
 use super::description::{open_in, same_inode};
@@ -193,8 +193,8 @@ pub(crate) struct Opener<'a> {
     pub policy: &'a Policy,
     /// Where ghosts are.
     pub images: &'a ImageDir,
-    /// What `files.img` says, by id.
-    pub entries: &'a HashMap<u32, FileEntry>,
+    /// The open files of the images, by their numbers.
+    pub described: &'a HashMap<u32, OpenFile>,
     /// Where message queues are.
     pub spaces: &'a Namespaces,
     /// Where paths begin.
@@ -293,11 +293,11 @@ impl Drop for Temporary {
 }
 
 fn open_linked(cx: &mut Opener<'_>, reg: &PathFile, link: u32) -> Result<OwnedFd> {
-    let given = cx.entries.get(&link).and_then(PathFile::of).ok_or_else(|| {
+    let given = cx.described.get(&link).and_then(OpenFile::path).ok_or_else(|| {
         let reason = format!("file {} goes by {link}, which is no file", reg.id);
         Error::invalid("remap-fpath.img", reason)
     })?;
-    let name = Name::of(cx, &given)?;
+    let name = Name::of(cx, given)?;
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let shown = || String::from_utf8_lossy(&given.path);
     let opened = rustix::fs::openat(&name.dir, &name.name, flags, Mode::empty());

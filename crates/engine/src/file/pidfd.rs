@@ -9,7 +9,6 @@ use torpor_policy::Pidfd;
 use torpor_tracee::Tracee;
 
 use super::Found;
-use super::description::part;
 use crate::dump::pids::Pids;
 use crate::error::{Context, Error, Result};
 use crate::restore::process::with_process;
@@ -67,24 +66,16 @@ pub(crate) struct PidfdRestorer {
 }
 
 impl PidfdRestorer {
-    /// Reads and checks the images of this kind, before anything is made.
-    ///
-    /// # Errors
-    /// If images are damaged, or contradict each other.
-    pub(crate) fn load(&mut self, entries: &[FileEntry]) -> Result<()> {
-        for entry in entries {
-            self.all.push(part(entry.id, Pidfd::of(entry), "pidfd")?);
-        }
-        Ok(())
+    /// Takes note of all, before anything is made.
+    pub(crate) fn load(&mut self, all: &[&Pidfd]) {
+        self.all = all.iter().copied().copied().collect();
     }
 
     /// Opens a description.
     ///
     /// # Errors
-    /// If the entry is no pidfd, or is of a pid that no task has; if no process can be started to
-    /// stand for one that has ended.
-    pub(crate) fn open(&mut self, tasks: &mut [Task], entry: &FileEntry) -> Result<OwnedFd> {
-        let pidfd = part(entry.id, Pidfd::of(entry), "pidfd")?;
+    /// If it is of a pid that no task has; if no process can be started to stand for one that has ended.
+    pub(crate) fn open(&mut self, tasks: &mut [Task], pidfd: &Pidfd) -> Result<OwnedFd> {
         if let Some(process) = pidfd.process {
             let pid = tasks::real_pid(tasks, process).ok_or_else(|| {
                 let reason = format!("pidfd {} of {process}, which is no task", pidfd.file);

@@ -8,9 +8,9 @@ use rustix::pipe::PipeFlags;
 use torpor_images::ImageDir;
 use torpor_images::kind;
 use torpor_images::proto::{FdTypes, FileEntry, PipeEntry};
-use torpor_policy::FileKey;
+use torpor_policy::{FileKey, PipeEnd};
 
-use super::description::{PIPEFS, access, duplicate, open_flags, part, reopen, set_status_flags};
+use super::description::{PIPEFS, access, duplicate, open_flags, reopen, set_status_flags};
 use super::open::OpenFiles;
 use super::queue::{Anchor, Queues, Saved};
 use super::{Found, ext};
@@ -65,7 +65,7 @@ impl PipeDumper {
 #[derive(Debug, Default)]
 pub(crate) struct PipeRestorer {
     saved: Saved,
-    entries: Vec<FileEntry>,
+    ends: Vec<PipeEnd>,
     anchors: HashMap<u32, Anchor>,
     /// Original ends that are given away, by pipe and access mode.
     given: HashSet<(u32, u32)>,
@@ -76,11 +76,8 @@ impl PipeRestorer {
     ///
     /// # Errors
     /// If images are damaged, or contradict each other.
-    pub(crate) fn load(&mut self, images: &ImageDir, entries: &[FileEntry]) -> Result<()> {
-        for entry in entries {
-            part(entry.id, entry.pipe.as_ref(), "pipe")?;
-        }
-        self.entries = entries.to_vec();
+    pub(crate) fn load(&mut self, images: &ImageDir, ends: &[&PipeEnd]) -> Result<()> {
+        self.ends = ends.iter().copied().copied().collect();
         self.saved = Saved::load(images, kind::PIPES_DATA)?;
         Ok(())
     }
@@ -88,15 +85,9 @@ impl PipeRestorer {
     /// Opens a description.
     ///
     /// # Errors
-    /// If the entry is no pipe; if a pipe cannot be made or opened with its flags; if its size is
-    /// over the limit of the user, or the content does not fit into it.
-    pub(crate) fn open(
-        &mut self,
-        given: &Given,
-        roots: &Roots,
-        entry: &FileEntry,
-    ) -> Result<OwnedFd> {
-        let pipe = part(entry.id, entry.pipe.as_ref(), "pipe")?;
+    /// If a pipe cannot be made or opened with its flags; if its size is over the limit of the user, or the content does
+    /// not fit into it.
+    pub(crate) fn open(&mut self, given: &Given, roots: &Roots, pipe: &PipeEnd) -> Result<OwnedFd> {
         match ext::inherited(given, &FileKey::of_pipe(pipe)) {
             Some(file) => match ext::own_null(roots, file, access(pipe.flags))? {
                 Some(null) => Ok(null),
@@ -118,10 +109,10 @@ impl PipeRestorer {
     ) -> Result<()> {
         // Ends that only exist in flight in a socket are opened late, and could not be
         // without the anchor.
-        for entry in std::mem::take(&mut self.entries) {
-            if files.get(entry.id).is_none() {
-                let file = self.open(given, roots, &entry)?;
-                files.insert(entry.id, file);
+        for end in std::mem::take(&mut self.ends) {
+            if files.get(end.file).is_none() {
+                let file = self.open(given, roots, &end)?;
+                files.insert(end.file, file);
             }
         }
         // Or else nobody would ever see an end of file.
@@ -131,15 +122,15 @@ impl PipeRestorer {
 }
 
 impl PipeRestorer {
-    fn end(&mut self, pipe: &PipeEntry) -> Result<OwnedFd> {
-        if !self.anchors.contains_key(&pipe.pipe_id) {
+    fn end(&mut self, pipe: &PipeEnd) -> Result<OwnedFd> {
+        if !self.anchors.contains_key(&pipe.pipe) {
             let (read, write) =
                 rustix::pipe::pipe_with(PipeFlags::CLOEXEC).context(|| "pipe".to_owned())?;
-            self.saved.fill(pipe.pipe_id, &write)?;
-            self.anchors.insert(pipe.pipe_id, Anchor { read, write });
+            self.saved.fill(pipe.pipe, &write)?;
+            self.anchors.insert(pipe.pipe, Anchor { read, write });
         }
-        let Some(anchor) = self.anchors.get(&pipe.pipe_id) else {
-            return Err(Error::invalid("files.img", format!("no pipe {}", pipe.pipe_id)));
+        let Some(anchor) = self.anchors.get(&pipe.pipe) else {
+            return Err(Error::invalid("files.img", format!("no pipe {}", pipe.pipe)));
         };
         let mode = access(pipe.flags);
         let original = match mode {
@@ -148,7 +139,7 @@ impl PipeRestorer {
             _ => None,
         };
         match original {
-            Some(end) if self.given.insert((pipe.pipe_id, mode.bits())) => {
+            Some(end) if self.given.insert((pipe.pipe, mode.bits())) => {
                 let end = duplicate(end.as_fd())?;
                 set_status_flags(&end, pipe.flags)?;
                 Ok(end)
@@ -159,16 +150,16 @@ impl PipeRestorer {
 
     /// Takes the place of an end that was outside: the description that the caller
     /// gave is used if it is like the old one, as sharing it was part of its state.
-    fn inherit(&mut self, file: impl AsFd, pipe: &PipeEntry) -> Result<OwnedFd> {
+    fn inherit(&mut self, file: impl AsFd, pipe: &PipeEnd) -> Result<OwnedFd> {
         let now = rustix::fs::fcntl_getfl(&file).context(|| "F_GETFL".to_owned())?;
         let wanted = open_flags(pipe.flags);
         let mode = access(pipe.flags);
-        let first = self.given.insert((pipe.pipe_id, mode.bits()));
+        let first = self.given.insert((pipe.pipe, mode.bits()));
         // What was on its way to the tree is in the image, unless it is the same pipe.
         // What was on its way out is the outside's business.
         let empty = rustix::io::ioctl_fionread(&file).is_ok_and(|n| n == 0);
         if first && empty && mode == OFlags::RDONLY {
-            self.saved.fill(pipe.pipe_id, reopen(&file, OFlags::WRONLY | OFlags::NONBLOCK)?)?;
+            self.saved.fill(pipe.pipe, reopen(&file, OFlags::WRONLY | OFlags::NONBLOCK)?)?;
         }
         if first && access(now.bits()) == mode {
             let end = duplicate(file.as_fd())?;

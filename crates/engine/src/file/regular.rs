@@ -10,9 +10,9 @@ use std::path::PathBuf;
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, Stat, StatxFlags};
 use torpor_images::proto::{FdTypes, FileEntry, RegFileEntry};
-use torpor_policy::{FileKey, FoundBy, PathFile};
+use torpor_policy::{FileKey, FoundBy, OpenFile, PathFile};
 
-use super::description::{access, duplicate, is_readable, open_flags, part, reopen};
+use super::description::{access, duplicate, is_readable, open_flags, reopen};
 use super::opener::Opener;
 use super::remap::{Named, Paths};
 use super::{Found, buildid, ext, hidden, mqueue};
@@ -251,9 +251,8 @@ fn mapped(links: &Links, task: &Task, found: &Found) -> Option<u32> {
 ///
 /// # Errors
 /// If images are damaged, or contradict each other.
-pub(crate) fn load(entries: &[FileEntry]) -> Result<()> {
-    for entry in entries {
-        let file = part(entry.id, PathFile::of(entry), "path")?;
+pub(crate) fn load(files: &[&PathFile]) -> Result<()> {
+    for file in files {
         if file.found != FoundBy::Caller && !file.path.starts_with(b"/") {
             let reason = format!("file {} has the path {}", file.id, file.text());
             return Err(Error::invalid("files.img", reason));
@@ -262,19 +261,11 @@ pub(crate) fn load(entries: &[FileEntry]) -> Result<()> {
     Ok(())
 }
 
-/// Opens what an entry describes.
+/// Opens what a path of the images leads to.
 ///
 /// # Errors
 /// If the path leads to nothing, to a file that may not be opened so, or to a device that the tasks
 /// may not have; if nobody hands an external file in; `Invalid` if it is not the file that it was.
-pub(crate) fn open_entry(cx: &mut Opener<'_>, entry: &FileEntry) -> Result<OwnedFd> {
-    open(cx, part(entry.id, PathFile::of(entry).as_ref(), "path")?)
-}
-
-/// Opens what a path of the images leads to.
-///
-/// # Errors
-/// As [`open_entry`].
 pub(crate) fn open(cx: &mut Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
     let given = FileKey::of_path(file).and_then(|name| ext::inherited(cx.given, &name));
     match (file.found, given) {
@@ -311,7 +302,7 @@ fn by_path(cx: &Opener<'_>, file: &PathFile, flags: OFlags) -> Result<OwnedFd> {
 /// it. Other images could have it mapped for a program of theirs to read.
 fn is_own_program(cx: &Opener<'_>, file: &PathFile) -> Result<bool> {
     let same = |other: &PathFile| (other.mount, &other.path) == (file.mount, &file.path);
-    let is_same = |id| cx.entries.get(&id).and_then(PathFile::of).is_some_and(|f| same(&f));
+    let is_same = |id| cx.described.get(&id).and_then(OpenFile::path).is_some_and(same);
     let programs = cx.tasks.iter().filter_map(|task| task.image.memory.as_ref());
     let mut programs = programs.map(|memory| memory.program);
     let is_open = cx.tasks.iter().any(|task| task.image.fds.iter().any(|fd| fd.file == file.id));
@@ -386,10 +377,10 @@ fn validate(cx: &Opener<'_>, file: &PathFile, opened: &OwnedFd) -> Result<()> {
 /// is watched, a journal that is read back), if nothing is gone. What is read or overwritten in
 /// place, or mapped, must be what it was.
 fn may_have_grown(cx: &Opener<'_>, file: &PathFile, size: u64, now: u64) -> bool {
-    let same = |r: &RegFileEntry| r.name == file.path && r.mnt_id() == file.mount;
+    let same = |other: &PathFile| other.path == file.path && other.mount == file.mount;
     let added_to = || {
-        let mut all = cx.entries.values().filter_map(|e| e.reg.as_ref());
-        all.any(|r| same(r) && appends(r.flags))
+        let mut all = cx.described.values().filter_map(OpenFile::path);
+        all.any(|other| same(other) && appends(other.flags))
     };
     only_appends(file.flags)
         || open_flags(file.flags).contains(OFlags::PATH)
@@ -412,7 +403,7 @@ pub(crate) fn open_otherwise(
     id: u32,
     flags: Option<u32>,
 ) -> Result<Option<OwnedFd>> {
-    let file = cx.entries.get(&id).and_then(PathFile::of);
+    let file = cx.described.get(&id).and_then(OpenFile::path);
     match (file, flags) {
         (Some(file), Some(flags)) if flags != file.flags => {
             open(cx, &file.opened_with(flags)).map(Some)
@@ -430,7 +421,7 @@ pub(crate) fn open_apart(
     id: u32,
     flags: Option<u32>,
 ) -> Result<Option<OwnedFd>> {
-    match cx.entries.get(&id).and_then(PathFile::of) {
+    match cx.described.get(&id).and_then(OpenFile::path) {
         Some(file) => open(cx, &file.opened_with(flags.unwrap_or(file.flags))).map(Some),
         None => Ok(None),
     }

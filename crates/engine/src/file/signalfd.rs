@@ -7,7 +7,7 @@ use torpor_images::proto::{FdTypes, FileEntry, SignalfdEntry};
 use torpor_policy::Signalfd;
 
 use super::Found;
-use super::description::{part, set_status_flags};
+use super::description::set_status_flags;
 use crate::error::{Context, Result};
 
 /// Describes the file, or says that it is of another kind (`None`).
@@ -31,9 +31,8 @@ pub(crate) fn describe(found: &Found) -> Result<Option<FileEntry>> {
 /// Opens a description.
 ///
 /// # Errors
-/// If the entry is no signalfd; if the kernel refuses to make one, or its status flags.
-pub(crate) fn open(entry: &FileEntry) -> Result<OwnedFd> {
-    let signalfd = part(entry.id, Signalfd::of(entry), "signalfd")?;
+/// If the kernel refuses to make one, or its status flags.
+pub(crate) fn open(signalfd: &Signalfd) -> Result<OwnedFd> {
     let file = torpor_sys::event::signalfd(signalfd.signals, libc::SFD_CLOEXEC)
         .context(|| "signalfd".to_owned())?;
     set_status_flags(&file, signalfd.flags)?;

@@ -6,7 +6,7 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, 
 use torpor_images::proto::{FdTypes, FileEntry, TimerfdEntry};
 use torpor_policy::Timerfd;
 
-use super::description::{part, set_status_flags};
+use super::description::set_status_flags;
 use super::found::own_pid;
 use super::open::OpenFiles;
 use super::{FdInfo, Found};
@@ -71,11 +71,10 @@ impl TimerfdRestorer {
     ///
     /// # Errors
     /// If images are damaged, or contradict each other.
-    pub(crate) fn load(&self, entries: &[FileEntry]) -> Result<()> {
-        for entry in entries {
-            let timer = part(entry.id, Timerfd::of(entry), "timerfd")?;
-            spec(&timer)?;
-            clock(&timer)?;
+    pub(crate) fn load(&self, timers: &[&Timerfd]) -> Result<()> {
+        for timer in timers {
+            spec(timer)?;
+            clock(timer)?;
         }
         Ok(())
     }
@@ -83,17 +82,15 @@ impl TimerfdRestorer {
     /// Opens a description.
     ///
     /// # Errors
-    /// If the entry is no timerfd, or is of an unknown clock; if the kernel refuses to make or arm
-    /// one.
-    pub(crate) fn open(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
-        let timer = part(entry.id, Timerfd::of(entry), "timerfd")?;
-        let file = rustix::time::timerfd_create(clock(&timer)?, TimerfdFlags::CLOEXEC)
+    /// If it is of an unknown clock; if the kernel refuses to make or arm one.
+    pub(crate) fn open(&mut self, timer: &Timerfd) -> Result<OwnedFd> {
+        let file = rustix::time::timerfd_create(clock(timer)?, TimerfdFlags::CLOEXEC)
             .context(|| format!("timerfd_create of clock {}", timer.clock))?;
         set_status_flags(&file, timer.flags)?;
         if self.late {
-            arm(&file, &timer)?;
+            arm(&file, timer)?;
         } else {
-            self.made.push(timer);
+            self.made.push(*timer);
         }
         Ok(file)
     }

@@ -8,11 +8,11 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FileType, OFlags, Stat};
 use torpor_images::ImageDir;
 use torpor_images::proto::{FdTypes, FileEntry, TunfileEntry};
-use torpor_policy::PathFile;
+use torpor_policy::TunFile;
 use torpor_policy::network::{NetKind, Network, Tun};
 use torpor_sys::tun;
 
-use super::description::{open_flags, part, reopen};
+use super::description::{open_flags, reopen};
 use super::opener::Opener;
 use super::remap::Paths;
 use super::{Found, regular};
@@ -97,11 +97,9 @@ impl TunRestorer {
     ///
     /// # Errors
     /// If images are damaged, or contradict each other.
-    pub(crate) fn load(&mut self, images: &ImageDir, entries: &[FileEntry]) -> Result<()> {
-        for entry in entries {
-            let tunf = part(entry.id, entry.tunf.as_ref(), "tun")?;
-            part(entry.id, PathFile::of_tun(entry), "path of tun")?;
-            let (Some(name), ns_id) = (&tunf.netdev, tunf.ns_id.unwrap_or(0)) else { continue };
+    pub(crate) fn load(&mut self, images: &ImageDir, files: &[&TunFile]) -> Result<()> {
+        for tun in files {
+            let (Some(name), ns_id) = (&tun.device, tun.network.unwrap_or(0)) else { continue };
             let network = Network::read(images, ns_id, &conf::NAMES)?;
             let mut named = network.devices.iter().filter(|device| device.name == *name);
             let settings = named.find_map(|device| match device.kind {
@@ -110,7 +108,7 @@ impl TunRestorer {
             });
             let settings = settings.ok_or_else(|| {
                 let reason =
-                    format!("file {} is of {name:?}, no tun device of the images", entry.id);
+                    format!("file {} is of {name:?}, no tun device of the images", tun.path.id);
                 Error::invalid("files.img", reason)
             })?;
             self.devices.push((ns_id, name.clone(), settings));
@@ -121,27 +119,25 @@ impl TunRestorer {
     /// Opens a description.
     ///
     /// # Errors
-    /// If the entry is no tun, or its path leads to something else; if its network device is not
-    /// there or refuses a queue.
-    pub(crate) fn open(&self, cx: &mut Opener<'_>, entry: &FileEntry) -> Result<OwnedFd> {
-        let tunf = part(entry.id, entry.tunf.as_ref(), "tun")?;
-        let device = part(entry.id, PathFile::of_tun(entry), "path of tun")?;
+    /// If its path leads to something else; if its network device is not there or refuses a queue.
+    pub(crate) fn open(&self, cx: &mut Opener<'_>, of: &TunFile) -> Result<OwnedFd> {
+        let device = &of.path;
         let place = regular::open(cx, &device.opened_with(OFlags::PATH.bits()))?;
         let stat = rustix::fs::fstat(&place).context(|| "fstat".to_owned())?;
         if !is_tun(&stat) {
             return Err(Error::invalid(device.text(), "is not the device tun here"));
         }
-        let home = tunf.ns_id.unwrap_or(0);
+        let home = of.network.unwrap_or(0);
         let settings = self
             .devices
             .iter()
-            .find(|(ns, name, _)| (*ns, Some(name)) == (home, tunf.netdev.as_ref()));
+            .find(|(ns, name, _)| (*ns, Some(name)) == (home, of.device.as_ref()));
         // The namespace that it is opened in is its own.
         cx.spaces.in_netns(home, || {
             let file = reopen(&place, open_flags(device.flags))?;
             if let Some((_, name, settings)) = settings {
                 let what = || format!("queue of network device {name}");
-                attach(&file, name, settings, tunf.detached()).context(what)?;
+                attach(&file, name, settings, of.detached).context(what)?;
             }
             Ok(file)
         })

@@ -26,7 +26,6 @@ use torpor_sys::uffd;
 use torpor_sys::vm::{self, Scan, page};
 use torpor_tracee::syscall::{self, RemoteFd};
 
-use super::description::part;
 use super::found::own_pid;
 use super::open::OpenFiles;
 use super::{FdInfo, Found};
@@ -264,19 +263,17 @@ impl UserfaultfdRestorer {
     ///
     /// # Errors
     /// If images are damaged, or contradict each other.
-    pub(crate) fn load(&mut self, entries: &[FileEntry]) -> Result<()> {
-        for entry in entries {
-            let uffd = part(entry.id, Userfaultfd::of(entry), "userfaultfd")?;
+    pub(crate) fn load(&mut self, all: &[&Userfaultfd]) -> Result<()> {
+        for &uffd in all {
             let marks = [&uffd.zero, &uffd.protected, &uffd.poisoned].into_iter().flatten();
             let is_page = |at: u64| at.is_multiple_of(PAGE) && (PAGE..END).contains(&at);
             let bad =
                 |area: &Range<u64>| !is_page(area.start) || !is_page(area.end) || area.is_empty();
             if uffd.areas.iter().map(|(area, _)| area).chain(marks).any(bad) {
-                let reason =
-                    format!("userfaultfd {} is registered for what is no memory", entry.id);
+                let reason = format!("userfaultfd {} is registered for what is no memory", uffd.id);
                 return Err(Error::invalid("files.img", reason));
             }
-            self.wanted.push(uffd);
+            self.wanted.push(uffd.clone());
         }
         Ok(())
     }
@@ -284,11 +281,9 @@ impl UserfaultfdRestorer {
     /// Makes it in the husk of its task, with its features.
     ///
     /// # Errors
-    /// If the entry is no userfaultfd, or is of a pid that no task has; if the kernel does not
-    /// allow one, or not its features.
-    pub(crate) fn open(&self, tasks: &mut [tasks::Task], entry: &FileEntry) -> Result<OwnedFd> {
-        let uffd = part(entry.id, Userfaultfd::of(entry), "userfaultfd")?;
-        let task = owner_of(tasks, &uffd)?;
+    /// If it is of a pid that no task has; if the kernel does not allow one, or not its features.
+    pub(crate) fn open(&self, tasks: &mut [tasks::Task], uffd: &Userfaultfd) -> Result<OwnedFd> {
+        let task = owner_of(tasks, uffd)?;
         let only = if uffd.user_mode_only { uffd::USER_MODE_ONLY } else { 0 };
         let settable = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits();
         let flags = u64::from(uffd.flags & settable) | only;

@@ -2,8 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use torpor_images::proto::{FileEntry, InetSkEntry};
-use torpor_policy::Inventory;
+use torpor_policy::{InetSocket, Inventory, OpenFile};
 
 use super::left;
 use super::listed::is_own;
@@ -86,8 +85,8 @@ pub(crate) struct Connections<'a> {
     pub network: &'a Network,
     /// What the images are from.
     pub inventory: &'a Inventory,
-    /// What `files.img` says, by id.
-    pub entries: &'a HashMap<u32, FileEntry>,
+    /// The open files of the images, by their numbers.
+    pub described: &'a HashMap<u32, OpenFile>,
     /// The namespaces, new and old.
     pub spaces: &'a Namespaces,
     /// The pid of the root task in the images.
@@ -98,8 +97,12 @@ impl Connections<'_> {
     /// Whether there are connections, which somebody has to silence should the restore be
     /// killed.
     pub(crate) fn any(&self) -> bool {
-        let connected = |e: &FileEntry| e.isk.as_ref().is_some_and(tcp::is_connection);
-        !self.network.tcp_close && self.entries.values().any(connected)
+        !self.network.tcp_close && self.sockets().any(InetSocket::is_kept)
+    }
+
+    /// All Internet sockets.
+    fn sockets(&self) -> impl Iterator<Item = &InetSocket> {
+        self.described.values().filter_map(OpenFile::inet)
     }
 
     /// The name of the locks of the dump that the images are from: its id, or, in images from before
@@ -112,16 +115,11 @@ impl Connections<'_> {
     /// Takes away what the dump has left to hold the network still, whichever program made it.
     fn unlock(&self, made: &HashSet<u32>) -> Result<()> {
         let locked_by = self.inventory.locked_by;
-        let sockets: Vec<&InetSkEntry> = self
-            .entries
-            .values()
-            .filter_map(|e| e.isk.as_ref())
-            .filter(|isk| isk.proto == libc::IPPROTO_TCP.cast_unsigned())
-            .collect();
+        let sockets = self.sockets().filter(|socket| socket.kind.is_of_tcp());
         // The dump has locked the tree's own namespaces with TCP sockets of whomever.
         let own = self.spaces.all.iter().filter(|ns| ns.kind == NsKind::Net && !ns.is_host);
         let spaces: HashSet<u32> =
-            sockets.iter().filter_map(|isk| isk.ns_id).chain(own.map(|ns| ns.id)).collect();
+            sockets.filter_map(|of| of.kind.network()).chain(own.map(|ns| ns.id)).collect();
         let id = self.lock_id();
         let tools = Tool::all_of(locked_by);
         for &ns in spaces.difference(made) {
@@ -146,9 +144,8 @@ impl Connections<'_> {
 
     /// The ends of the connections in a network namespace.
     fn connections_in(&self, ns: u32) -> Vec<(Address, Address)> {
-        let sockets = self.entries.values().filter_map(|e| e.isk.as_ref());
-        let of_space = sockets.filter(|isk| isk.ns_id == Some(ns) && tcp::is_connection(isk));
-        of_space.filter_map(tcp::ends).collect()
+        let kept = self.sockets().filter(|of| of.kind.network() == Some(ns) && of.is_kept());
+        kept.map(|of| tcp::ends(&of.ends)).collect()
     }
 
     /// Whether all connections in a network namespace are between sockets of the images: they sleep until both
@@ -163,9 +160,8 @@ impl Connections<'_> {
 
     /// Takes away what other dumps have left that holds one of these connections.
     fn lift_left(&self) {
-        let sockets = self.entries.values().filter_map(|e| e.isk.as_ref());
-        let connected = sockets.filter(|isk| tcp::is_connection(isk));
-        let spaces: HashSet<u32> = connected.filter_map(|isk| isk.ns_id).collect();
+        let kept = self.sockets().filter(|of| of.is_kept());
+        let spaces: HashSet<u32> = kept.filter_map(|of| of.kind.network()).collect();
         for ns in spaces {
             let ends = self.connections_in(ns);
             if let Err(e) = self.spaces.in_netns(ns, || left::lift(&ends)) {
@@ -233,9 +229,8 @@ impl Asleep {
         if of.network.lock == NetworkLock::Skip || of.network.tcp_close {
             return Ok(());
         }
-        let sockets = of.entries.values().filter_map(|e| e.isk.as_ref());
-        let connected = sockets.filter(|isk| tcp::is_connection(isk));
-        let wanted: HashSet<u32> = connected.filter_map(|isk| isk.ns_id).collect();
+        let kept = of.sockets().filter(|socket| socket.is_kept());
+        let wanted: HashSet<u32> = kept.filter_map(|socket| socket.kind.network()).collect();
         for id in wanted {
             // What a skeleton was built with is locked by the name of the dump that it was built by.
             let is_locked = self.locks.iter().any(|lock| lock.ns == id);
@@ -332,8 +327,8 @@ mod tests {
         let name = |id: Option<&str>, root| {
             let inventory = &Inventory { name: id.map(str::to_owned), ..Inventory::default() };
             let (network, spaces) = (&Network::default(), &Namespaces::default());
-            let entries = &HashMap::new();
-            table(&Connections { network, inventory, entries, spaces, root }.lock_id())
+            let described = &HashMap::new();
+            table(&Connections { network, inventory, described, spaces, root }.lock_id())
         };
         assert_eq!(name(None, Some(42)), "CRIU-42");
         assert_eq!(name(Some("0a5f-7"), Some(42)), "CRIU-0a5f-7");

@@ -9,8 +9,7 @@ use std::io::{BufRead, BufReader, Read};
 
 use torpor_images::ImageDir;
 use torpor_images::kind::{self, Kind, Layout};
-use torpor_images::proto::{FdTypes, FileEntry};
-use torpor_policy::NsSet;
+use torpor_policy::{NsSet, OpenFile};
 
 use super::{Task, births, tree};
 use crate::cgroup;
@@ -45,8 +44,8 @@ pub(super) struct Built<'a> {
     pub images: &'a ImageDir,
     pub tasks: &'a [Task],
     pub spaces: &'a Namespaces,
-    /// What `files.img` says, by id.
-    pub entries: &'a HashMap<u32, FileEntry>,
+    /// The open files of the images, by their numbers.
+    pub described: &'a HashMap<u32, OpenFile>,
 }
 
 /// Why the skeleton `built` cannot become the tasks of `last`, if so.
@@ -65,8 +64,8 @@ pub(super) fn obstacle(built: &Built<'_>, last: &Built<'_>) -> Result<Option<Str
 
 /// A session gets its terminal when it begins, from a file that the last images describe.
 fn terminals(cx: &Built<'_>) -> Option<String> {
-    let is_terminal = |entry: &FileEntry| entry.r#type() == FdTypes::Tty;
-    cx.entries.values().any(is_terminal).then(|| "there are terminals".to_owned())
+    let is_terminal = |file: &OpenFile| file.terminal().is_some();
+    cx.described.values().any(is_terminal).then(|| "there are terminals".to_owned())
 }
 
 /// The clocks of the tree are set when the last images are there: all husks enter a new time namespace then. One in a

@@ -153,7 +153,7 @@ pub(super) fn attach(table: &mut Table<'_>) -> Result<()> {
     for task in 0..table.opener.tasks.len() {
         for fd in table.opener.tasks[task].image.fds.clone() {
             let holder = Holder { task, fd: fd.fd.cast_signed() };
-            let Some(entry) = table.opener.entries.get(&fd.file) else { continue };
+            let Some(entry) = table.opener.described.get(&fd.file) else { continue };
             table.attach(holder, entry)?;
         }
     }

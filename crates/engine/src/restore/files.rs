@@ -5,8 +5,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use torpor_images::proto::{FdTypes, FileEntry};
-use torpor_policy::{FileLock, MemoryInode};
+use torpor_policy::{FileKind, FileLock, MemoryFile, MemoryInode, OpenFile};
 
 use super::memory;
 use crate::error::{About, Context, Error, Result};
@@ -116,49 +115,37 @@ impl Table<'_> {
     /// Lets every kind of file read and check its images, even those that no file needs:
     /// damage to them is damage.
     pub(crate) fn load(&mut self) -> Result<()> {
-        let mut of: HashMap<FdTypes, Vec<FileEntry>> = HashMap::new();
         let Table {
             opener: cx,
             files: RestoredFiles { kinds, in_flight, locks, .. },
             tcp_close,
             ..
         } = self;
-        let (all, images) = (cx.entries, cx.images);
-        for entry in all.values() {
-            of.entry(entry.r#type()).or_default().push(entry.clone());
-        }
-        of.values_mut().for_each(|entries| entries.sort_by_key(|e| e.id));
-        let mut take = |kind| of.remove(&kind).unwrap_or_default();
-        regular::load(&take(FdTypes::Reg))?;
+        let (all, images) = (cx.described, cx.images);
+        let mut files: Vec<&OpenFile> = all.values().collect();
+        files.sort_by_key(|file| file.id);
+        let files = OfKinds(files);
+        regular::load(&files.all(OpenFile::path))?;
         cx.temporary.load(images)?;
-        kinds.pipes.load(images, &take(FdTypes::Pipe))?;
-        kinds.fifos.load(images, all, &take(FdTypes::Fifo))?;
+        kinds.pipes.load(images, &files.all(OpenFile::pipe))?;
+        kinds.fifos.load(images, all, &files.all(OpenFile::fifo))?;
         let root = cx.tasks.first().map(|root| &root.image);
-        kinds.inet.load(*tcp_close, images, root, &take(FdTypes::Inetsk))?;
-        in_flight.extend(kinds.unix.load(images, all, &take(FdTypes::Unixsk))?);
-        kinds.epolls.load(all, &take(FdTypes::Eventpoll))?;
-        kinds.inotify.load(all, &take(FdTypes::Inotify))?;
-        packet::load(&take(FdTypes::Packetsk))?;
-        kinds.terminals.load(images, &take(FdTypes::Tty))?;
-        kinds.fanotify.load(all, &take(FdTypes::Fanotify))?;
-        netlink::load(&take(FdTypes::Netlinksk))?;
-        ns_file::load(cx.spaces, &take(FdTypes::Ns))?;
-        let (userfaultfds, others): (Vec<_>, Vec<_>) =
-            take(FdTypes::Ext).into_iter().partition(|entry| entry.torpor_userfaultfd.is_some());
-        in_flight.extend(kinds.io_urings.load(cx.tasks, all, &others)?);
-        kinds.userfaultfds.load(&userfaultfds)?;
-        kinds.timers.load(&take(FdTypes::Timerfd))?;
-        kinds.tuns.load(images, &take(FdTypes::Tunf))?;
-        kinds.memfds.load(images, cx.tasks, &take(FdTypes::Memfd))?;
-        kinds.pidfds.load(&take(FdTypes::Pidfd))?;
-        // They have no images of their own.
-        take(FdTypes::Eventfd);
-        take(FdTypes::Signalfd);
-        if let Some((kind, entries)) = of.into_iter().next() {
-            let (id, kind) = (entries[0].id, kind.as_str_name());
-            let reason = format!("file {id} is of type {kind}, which is not supported");
-            return Err(Error::invalid("files.img", reason));
-        }
+        kinds.inet.load(*tcp_close, images, root, &files.all(OpenFile::inet))?;
+        in_flight.extend(kinds.unix.load(images, all, &files.all(OpenFile::unix))?);
+        kinds.epolls.load(all, &files.all(OpenFile::epoll))?;
+        kinds.inotify.load(all, &files.all(OpenFile::inotify))?;
+        let packets = files.0.iter().filter_map(|file| Some((file.id, &file.packet()?.1)));
+        packet::load(packets)?;
+        kinds.terminals.load(images, &files.all(OpenFile::terminal))?;
+        kinds.fanotify.load(all, &files.all(OpenFile::fanotify))?;
+        ns_file::load(cx.spaces, &files.all(OpenFile::namespace))?;
+        in_flight.extend(kinds.io_urings.load(cx.tasks, all, &files.all(OpenFile::io_uring))?);
+        kinds.userfaultfds.load(&files.all(OpenFile::userfaultfd))?;
+        kinds.timers.load(&files.all(OpenFile::timerfd))?;
+        kinds.tuns.load(images, &files.all(OpenFile::tun))?;
+        kinds.memfds.load(images, cx.tasks, &files.all(OpenFile::memory))?;
+        kinds.pidfds.load(&files.all(OpenFile::pidfd));
+        // The others have no images of their own, and refer to nothing.
         *locks = lock::load(images, cx.tasks)?;
         Ok(())
     }
@@ -177,54 +164,47 @@ impl Table<'_> {
 
     fn open_file(&mut self, id: u32) -> Result<OwnedFd> {
         let unknown = || Error::invalid("files.img", format!("no file with id {id}"));
-        let entry = self.opener.entries.get(&id).ok_or_else(unknown)?;
-        let kind = entry.r#type();
-        tracing::debug!("file {id}: {}", kind.as_str_name());
-        self.open_of_kind(entry, kind).about(|| object(entry))
+        let file = self.opener.described.get(&id).ok_or_else(unknown)?;
+        tracing::debug!("{}", object(file));
+        self.open_of_kind(file).about(|| object(file))
     }
 
-    fn open_of_kind(&mut self, entry: &FileEntry, kind: FdTypes) -> Result<OwnedFd> {
+    fn open_of_kind(&mut self, file: &OpenFile) -> Result<OwnedFd> {
         let Table { opener: cx, files: RestoredFiles { opened, kinds, .. }, network, .. } = self;
-        match kind {
-            FdTypes::Reg => regular::open_entry(cx, entry),
-            FdTypes::Pipe => kinds.pipes.open(cx.given, cx.roots, entry),
-            FdTypes::Fifo => kinds.fifos.open(cx, entry),
-            FdTypes::Inetsk => kinds.inet.open(cx.images, cx.spaces, cx.id_maps, network, entry),
-            FdTypes::Unixsk => kinds.unix.open(&mut neighbours(cx, opened), entry),
-            FdTypes::Eventfd => eventfd::open(entry),
-            FdTypes::Eventpoll => kinds.epolls.open(entry),
-            FdTypes::Inotify => kinds.inotify.open(entry),
-            FdTypes::Signalfd => signalfd::open(entry),
-            FdTypes::Packetsk => packet::open(cx.spaces, cx.id_maps, entry),
-            FdTypes::Tty => kinds.terminals.open(cx, entry),
-            FdTypes::Fanotify => kinds.fanotify.open(entry),
-            FdTypes::Netlinksk => netlink::open(cx.spaces, cx.id_maps, entry),
-            FdTypes::Ns => ns_file::open(cx.spaces, entry),
-            FdTypes::Ext if entry.torpor_userfaultfd.is_some() => {
-                kinds.userfaultfds.open(cx.tasks, entry)
-            }
-            FdTypes::Ext => kinds.io_urings.open(cx.tasks, entry),
-            FdTypes::Timerfd => kinds.timers.open(entry),
-            FdTypes::Tunf => kinds.tuns.open(cx, entry),
-            FdTypes::Memfd => self.open_memfd(entry),
-            FdTypes::Pidfd => kinds.pidfds.open(cx.tasks, entry),
-            other => {
-                let reason = format!("files of type {} are not supported", other.as_str_name());
-                Err(Error::invalid("files.img", reason))
-            }
+        match &file.kind {
+            FileKind::Path(path) => regular::open(cx, path),
+            FileKind::Pipe(end) => kinds.pipes.open(cx.given, cx.roots, end),
+            FileKind::Fifo(end) => kinds.fifos.open(cx, end),
+            FileKind::Inet(of) => kinds.inet.open(cx.images, cx.spaces, cx.id_maps, network, of),
+            FileKind::Unix(end) => kinds.unix.open(&mut neighbours(cx, opened), end),
+            FileKind::Eventfd(eventfd) => eventfd::open(eventfd),
+            FileKind::Epoll(set) => kinds.epolls.open(set),
+            FileKind::Inotify(inotify) => kinds.inotify.open(inotify),
+            FileKind::Signalfd(signalfd) => signalfd::open(signalfd),
+            FileKind::Packet(socket) => packet::open(cx.spaces, cx.id_maps, file.id, socket),
+            FileKind::Terminal(end) => kinds.terminals.open(cx, end),
+            FileKind::Fanotify(group) => kinds.fanotify.open(group),
+            FileKind::Netlink(socket) => netlink::open(cx.spaces, cx.id_maps, file.id, socket),
+            FileKind::Namespace(file) => ns_file::open(cx.spaces, file),
+            FileKind::Userfaultfd(faults) => kinds.userfaultfds.open(cx.tasks, faults),
+            FileKind::IoUring(ring) => kinds.io_urings.open(cx.tasks, ring),
+            FileKind::Timerfd(timer) => kinds.timers.open(timer),
+            FileKind::Tun(tun) => kinds.tuns.open(cx, tun),
+            FileKind::Memory(memory) => self.open_memfd(memory),
+            FileKind::Pidfd(pidfd) => kinds.pidfds.open(cx.tasks, pidfd),
         }
     }
 
     /// Opens a memfd, or shared anonymous memory that a task has mapped by now, as a rule.
-    fn open_memfd(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
+    fn open_memfd(&mut self, of: &MemoryFile) -> Result<OwnedFd> {
         let (cx, memfds) = (&mut self.opener, &mut self.files.kinds.memfds);
-        let Some(inode) = memfds.anonymous.get(&entry.id) else {
-            return memfds.open(cx.images, cx.id_maps, entry);
+        let Some(inode) = memfds.anonymous.get(&of.file) else {
+            return memfds.open(cx.images, cx.id_maps, of);
         };
         let known = (cx.images, &mut *self.shared);
         let husk = cx.tasks[0].remote()?;
         let memory = memory::shared::open(known, husk, None, inode)?;
-        memfd::open_anonymous(&memory, entry)
+        memfd::open_anonymous(&memory, of)
     }
 
     /// A duplicate of description `id`.
@@ -245,7 +225,7 @@ impl Table<'_> {
         kinds.fifos.connect(cx, opened)?;
         kinds.inet.connect(cx.spaces, cx.id_maps, opened, network)?;
         kinds.unix.connect(&mut neighbours(cx, opened))?;
-        let watched = kinds.epolls.watched(cx.tasks, cx.entries)?;
+        let watched = kinds.epolls.watched(cx.tasks, cx.described)?;
         // There may be watches among those.
         self.open_files(watched)?;
         let Table { opener: cx, files: RestoredFiles { kinds, .. }, .. } = self;
@@ -253,7 +233,7 @@ impl Table<'_> {
         watched.extend(kinds.fanotify.watched(cx.temporary, cx.images)?);
         self.open_files(watched)?;
         let Table { opener: cx, files: RestoredFiles { opened, sleepers, kinds, .. }, .. } = self;
-        kinds.epolls.connect(cx.tasks, cx.entries, opened)?;
+        kinds.epolls.connect(cx.tasks, cx.described, opened)?;
         sleepers.extend(kinds.inotify.connect(cx, opened)?);
         sleepers.extend(kinds.fanotify.connect(cx, opened)?);
         kinds.terminals.connect(cx)?;
@@ -266,17 +246,17 @@ impl Table<'_> {
     }
 
     /// A task holds the descriptor: does what only the task itself can.
-    pub(super) fn attach(&mut self, holder: Holder, entry: &FileEntry) -> Result<()> {
-        match entry.r#type() {
-            FdTypes::Ext if entry.torpor_io_uring.is_some() => {
+    pub(super) fn attach(&mut self, holder: Holder, file: &OpenFile) -> Result<()> {
+        match &file.kind {
+            FileKind::IoUring(ring) => {
                 let RestoredFiles { opened, kinds, .. } = &mut *self.files;
                 let (maps, spaces) = (self.opener.id_maps, self.opener.spaces);
                 let rights = Rights { maps, spaces, profile: self.profile };
-                kinds.io_urings.attach(self.opener.tasks, opened, holder, entry, rights)
+                kinds.io_urings.attach(self.opener.tasks, opened, holder, ring, rights)
             }
-            FdTypes::Eventpoll => {
+            FileKind::Epoll(set) => {
                 let husk = self.opener.tasks[holder.task].remote()?;
-                self.files.kinds.epolls.attach(husk, holder, entry.id)
+                self.files.kinds.epolls.attach(husk, holder, set.file)
             }
             _ => Ok(()),
         }
@@ -291,7 +271,7 @@ impl Table<'_> {
 
     /// All threads are there: gives them the descriptors that they have registered with io_uring.
     pub(super) fn register_with_threads(&mut self) -> Result<()> {
-        self.files.kinds.io_urings.register(self.opener.tasks, self.opener.entries)
+        self.files.kinds.io_urings.register(self.opener.tasks, self.opener.described)
     }
 
     /// The memory of the tasks is as it is to be: registers parts of it with userfaultfds.
@@ -327,10 +307,19 @@ impl Table<'_> {
 }
 
 /// What messages call a file of the images.
-fn object(entry: &FileEntry) -> String {
-    let kind = entry.r#type().as_str_name().to_lowercase();
-    match &entry.reg {
-        Some(reg) => format!("file {} ({})", entry.id, String::from_utf8_lossy(&reg.name)),
-        None => format!("file {} ({kind})", entry.id),
+fn object(file: &OpenFile) -> String {
+    match file.path() {
+        Some(path) => format!("file {} ({})", file.id, path.text()),
+        None => format!("file {} ({})", file.id, file.kind.name()),
+    }
+}
+
+/// The open files of the images, in the order of their numbers.
+struct OfKinds<'f>(Vec<&'f OpenFile>);
+
+impl<'f> OfKinds<'f> {
+    /// Those of one kind.
+    fn all<T>(&self, of_kind: fn(&'f OpenFile) -> Option<&'f T>) -> Vec<&'f T> {
+        self.0.iter().copied().filter_map(of_kind).collect()
     }
 }

@@ -13,21 +13,19 @@ use std::collections::{BTreeSet, HashSet};
 
 use torpor_images::proto::UidGidExtent;
 use torpor_images::{ImageDir, kind};
-use torpor_policy::collect::{Addresses, check_references, network_of, powers as powers_of};
-use torpor_policy::fanotify::Fanotify;
+use torpor_policy::collect::{Addresses, check_references, powers as powers_of};
 use torpor_policy::ghost::Ghost;
 use torpor_policy::ipc::IpcSetup;
 use torpor_policy::memory::MemoryArea;
 use torpor_policy::network::{NetDevice, Network};
 use torpor_policy::{
-    Ask, Credentials, Passed, PathFile, Request, SignalOwner, SocketKind, SocketOptions,
+    Ask, Credentials, OpenFile, Passed, PathFile, Request, SignalOwner, SocketOptions,
 };
 
 use super::image::TaskImage;
 use super::load::{self, Checkpoint};
 use super::planned::Planned;
 use crate::error::{Error, Result};
-use crate::file::fown;
 use crate::judge;
 use crate::namespace::nested_user::NestedUser;
 use crate::namespace::user::IdMaps;
@@ -108,7 +106,7 @@ fn missing(view: &View<'_>, plan: &[Request]) -> Result<Vec<Unlisted>> {
         rights(task, (maps, spaces), &mut things);
     }
     powers(view, &mut things)?;
-    files(view, spaces, &mut things)?;
+    files(view, spaces, &mut things);
     owners(view, maps, &mut things);
     ghosts(view, &mut things)?;
     groups(view, &mut things);
@@ -214,10 +212,10 @@ fn owners(view: &View<'_>, maps: &IdMaps, things: &mut Things<'_>) {
     let image = kind::FILES.file_name(0);
     let files = &view.checkpoint.files;
     let mut ids = BTreeSet::new();
-    for entry in files.values() {
-        let owner = fown::owner_in(files, entry);
+    for file in files.values() {
+        let owner = file.owner(files);
         ids.extend(owner.into_iter().flat_map(SignalOwner::senders).map(|id| (false, id)));
-        for options in SocketOptions::all(entry) {
+        if let Some(options) = file.socket_options() {
             ids.extend(options.user.map(|id| (false, id)));
             ids.extend(options.group.map(|id| (true, id)));
         }
@@ -243,42 +241,40 @@ fn credentials(given: &Credentials, maps: &IdMaps, expect: &mut impl FnMut(Ask))
 }
 
 /// Paths that are opened, sockets that see more than their own, and sockets of this host's network.
-fn files(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) -> Result<()> {
+fn files(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) {
     let image = kind::FILES.file_name(0);
     let own_network = spaces.of_kind(NsKind::Net).any(|ns| !ns.is_host);
-    for entry in view.checkpoint.files.values() {
+    for file in view.checkpoint.files.values() {
         let mut expect = |ask| things.expect(&*image, None, &ask);
-        let opened = PathFile::of(entry).into_iter().chain(PathFile::of_tun(entry));
-        opened.for_each(|file| expect(file.ask()));
-        let socket = SocketKind::of(entry).map_err(|why| Error::invalid(&*image, why))?;
-        socket.and_then(|socket| socket.ask(entry.id)).into_iter().for_each(&mut expect);
-        if SocketOptions::all(entry).any(|options| options.is_marked()) {
-            expect(Ask::RawSocket { kind: "marked", file: entry.id });
+        let opened = file.path().into_iter().chain(file.tun().map(|tun| &tun.path));
+        opened.for_each(|path| expect(path.ask()));
+        let socket = file.socket().and_then(|socket| socket.ask(file.id));
+        socket.into_iter().for_each(&mut expect);
+        if file.socket_options().is_some_and(SocketOptions::is_marked) {
+            expect(Ask::RawSocket { kind: "marked", file: file.id });
         }
-        if let Some(group) = &entry.ffy {
-            let group = Fanotify::read(group).map_err(|why| Error::invalid(&*image, why))?;
+        if let Some(group) = file.fanotify() {
             expect(group.ask());
         }
-        let network = network_of(entry).and_then(|number| spaces.by_id(number));
+        let network = file.network().and_then(|number| spaces.by_id(number));
         if own_network && network.is_some_and(|ns| ns.is_host) {
             expect(Ask::HostNamespace("net"));
         }
     }
     let areas = view.checkpoint.tasks.iter().flat_map(TaskImage::areas);
     for (file, flags) in areas.filter_map(MemoryArea::opens).collect::<BTreeSet<_>>() {
-        let file = view.checkpoint.files.get(&file).and_then(PathFile::of);
+        let file = view.checkpoint.files.get(&file).and_then(OpenFile::path);
         if let Some(file) = file.filter(|file| file.flags != flags) {
             things.expect(&*image, None, &file.opened_with(flags).ask());
         }
     }
-    Ok(())
 }
 
 /// Unlinked files that are made, and which of them are devices or programs with rights of their own.
 fn ghosts(view: &View<'_>, things: &mut Things<'_>) -> Result<()> {
     let name = |file: u32| {
-        let reg = view.checkpoint.files.get(&file).and_then(|entry| entry.reg.as_ref());
-        reg.map_or_else(String::new, |reg| String::from_utf8_lossy(&reg.name).into_owned())
+        let path = view.checkpoint.files.get(&file).and_then(OpenFile::path);
+        path.map_or_else(String::new, PathFile::text)
     };
     for (image, name, ghost) in Ghost::all(view.images, name)? {
         ghost.asks(name).for_each(|ask| things.expect(&*image, None, &ask));

@@ -9,8 +9,8 @@ use torpor_policy::memory::ProcessMemory;
 use torpor_policy::process::{self, ProcessRest, state};
 use torpor_policy::seccomp::Filters;
 use torpor_policy::{
-    Credentials, Descriptor, Inventory, NsSet, ProcessLimits, Scheduling, Seccomp, Sharing,
-    TableNumber, TreePlace, Whereabouts,
+    Credentials, Descriptor, Inventory, NsSet, OpenFile, ProcessLimits, Scheduling, Seccomp,
+    Sharing, TableNumber, TreePlace, Whereabouts,
 };
 
 use super::image::TaskImage;
@@ -27,8 +27,10 @@ pub(crate) struct Checkpoint {
     pub inventory: Inventory,
     /// The tasks, parents before children, the root first.
     pub tasks: Vec<TaskImage>,
-    /// `files.img` by id.
-    pub files: HashMap<u32, FileEntry>,
+    /// The open files, by their numbers.
+    pub files: HashMap<u32, OpenFile>,
+    /// What `files.img` says of them: for what is told of the images, and compared with that. Nothing is made of it.
+    pub entries: Vec<FileEntry>,
 }
 
 /// Whether the pages of a checkpoint are looked for when it is read.
@@ -71,14 +73,9 @@ pub(crate) fn load(images: &ImageDir, pages: LookForPages) -> Result<Checkpoint>
     Sharing::check(living.map(|task| (task.tree.pid, task.sharing)))?;
     pid::check_images(&tasks)?;
     order::check_images(&tasks)?;
-    let mut files = HashMap::new();
-    for entry in images.read_all_or_empty::<FileEntry>(kind::FILES, 0)? {
-        let id = entry.id;
-        if files.insert(id, entry).is_some() {
-            return Err(Error::invalid("files.img", format!("file {id} appears twice")));
-        }
-    }
-    let checkpoint = Checkpoint { inventory, tasks, files };
+    let entries: Vec<FileEntry> = images.read_all_or_empty(kind::FILES, 0)?;
+    let files = OpenFile::all(&entries)?;
+    let checkpoint = Checkpoint { inventory, tasks, files, entries };
     check_references(&checkpoint)?;
     Ok(checkpoint)
 }

@@ -39,8 +39,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use torpor_images::ImageDir;
-use torpor_images::proto::{FileEntry, RestoreStatsEntry};
-use torpor_policy::{Checked, Inventory};
+use torpor_images::proto::RestoreStatsEntry;
+use torpor_policy::{Checked, Inventory, OpenFile};
 use torpor_tracee::{Birth, Tracee};
 
 use self::files::{RestoredFiles, Table};
@@ -84,8 +84,8 @@ pub(crate) struct Restore<'a> {
     pub files: RestoredFiles,
     /// Names that files have for as long as the restore lasts.
     pub temporary: Temporary,
-    /// What `files.img` says, by id.
-    pub entries: HashMap<u32, FileEntry>,
+    /// The open files of the images, by their numbers.
+    pub described: HashMap<u32, OpenFile>,
     /// What the images are from.
     pub(crate) inventory: Inventory,
     /// What waits for the network to go on.
@@ -141,7 +141,7 @@ impl<'a> Restore<'a> {
             unused::check(opts, &images, &checkpoint, &planned.spaces)?;
         }
         images.stop_pinning(|name| !load::is_loaded(name));
-        let Checkpoint { inventory, tasks, files } = checkpoint;
+        let Checkpoint { inventory, tasks, files, .. } = checkpoint;
         cpuinfo::check_for(&images, opts.cpu_cap)?;
         let mut tasks: Vec<Task> = tasks
             .into_iter()
@@ -175,7 +175,7 @@ impl<'a> Restore<'a> {
         opts: &'a Options,
         images: ImageDir,
         tasks: Vec<Task>,
-        entries: HashMap<u32, FileEntry>,
+        described: HashMap<u32, OpenFile>,
     ) -> Self {
         let first = tasks.first().and_then(|task| task.image.homes.number(NsKind::Mnt));
         let roots = Roots { first, ..Roots::default() };
@@ -189,7 +189,7 @@ impl<'a> Restore<'a> {
             mounts: Restored::default(),
             cgroups: cgroup::Groups::default(),
             files: RestoredFiles::default(),
-            entries,
+            described,
             inventory: Inventory::default(),
             network: Asleep::default(),
             temporary: Temporary::default(),
@@ -228,7 +228,7 @@ impl<'a> Restore<'a> {
                 shell_job: self.opts.shell_job,
                 policy: &self.opts.trust.policy,
                 images: &self.images,
-                entries: &self.entries,
+                described: &self.described,
                 spaces: &self.ns,
                 roots: &self.roots,
                 mounts: &mut self.mounts,
@@ -314,14 +314,14 @@ impl<'a> Restore<'a> {
             mounts: &self.mounts,
             cgroups: &self.cgroups,
             files: &self.files.opened,
-            entries: &self.entries,
+            described: &self.described,
             sleeping: &self.network.sleeping,
         }
     }
 
     fn as_built(&self) -> compare::Built<'_> {
-        let Restore { images, tasks, ns: spaces, entries, .. } = self;
-        compare::Built { images, tasks, spaces, entries }
+        let Restore { images, tasks, ns: spaces, described, .. } = self;
+        compare::Built { images, tasks, spaces, described }
     }
 
     /// Has the files in memory of what was built follow to what `last` says.
@@ -346,7 +346,7 @@ impl<'a> Restore<'a> {
         Connections {
             network: &self.opts.network,
             inventory: &self.inventory,
-            entries: &self.entries,
+            described: &self.described,
             spaces: &self.ns,
             root: self.tasks.first().map(|task| task.vpid),
         }
@@ -438,7 +438,7 @@ impl<'a> Restore<'a> {
         std::mem::swap(&mut self.ns, &mut last.ns);
         self.opts = last.opts;
         std::mem::swap(&mut self.images, &mut last.images);
-        std::mem::swap(&mut self.entries, &mut last.entries);
+        std::mem::swap(&mut self.described, &mut last.described);
         std::mem::swap(&mut self.inventory, &mut last.inventory);
         std::mem::swap(&mut self.files, &mut last.files);
         std::mem::swap(&mut self.temporary, &mut last.temporary);
@@ -493,9 +493,8 @@ impl<'a> Restore<'a> {
     /// A restore of files into this process.
     pub(crate) fn into_this_process(opts: &'a Options) -> Result<Self> {
         let images = opts.images()?;
-        let entries = images.read_all::<FileEntry>(torpor_images::kind::FILES, 0)?;
-        let entries = entries.into_iter().map(|entry| (entry.id, entry)).collect();
-        let mut cx = Restore::of(opts, images, Vec::new(), entries);
+        let described = OpenFile::all(&images.read_all(torpor_images::kind::FILES, 0)?)?;
+        let mut cx = Restore::of(opts, images, Vec::new(), described);
         let root = std::fs::File::open("/").map_err(|source| {
             let what = "open /".to_owned();
             Error::Os { what, source }

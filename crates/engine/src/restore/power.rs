@@ -6,8 +6,7 @@
 //! that it runs (`nft`, scripts of the caller) are a root user's, and have all rights.
 
 use rustix::fs::FileType;
-use torpor_images::proto::FileEntry;
-use torpor_policy::{Capabilities, PathFile};
+use torpor_policy::{Capabilities, OpenFile, PathFile};
 use torpor_sys::confine;
 
 use crate::error::{Context, Error, Result};
@@ -36,9 +35,9 @@ const PLAIN: [&[u8]; 5] =
 /// Gives up what the restore of images with these files has no use for.
 pub(super) fn give_up<'f>(
     verdict: &Verdict,
-    mut files: impl Iterator<Item = &'f FileEntry>,
+    files: impl Iterator<Item = &'f OpenFile>,
 ) -> Result<()> {
-    let opens = files.any(|file| PathFile::of(file).is_some_and(|file| may_be_special(&file)));
+    let opens = files.filter_map(OpenFile::path).any(may_be_special);
     let names = NEVER
         .iter()
         .chain(DEVICES.iter().filter(|_| !opens))

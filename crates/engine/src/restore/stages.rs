@@ -103,7 +103,7 @@ impl<'a> Plan<'a> {
     /// # Errors
     /// If a capability cannot be given up.
     fn with_least_power(self) -> Result<Self> {
-        power::give_up(&self.cx.verdict, self.cx.entries.values())?;
+        power::give_up(&self.cx.verdict, self.cx.described.values())?;
         Ok(self)
     }
 
@@ -331,7 +331,7 @@ fn obstacle(cx: &mut Restore<'_>, last: &Restore<'_>) -> Result<Option<String>> 
 
 /// Makes the skeleton: everything up to the memory of the tasks.
 fn build(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
-    tracing::info!(tasks = cx.tasks.len(), files = cx.entries.len(), "Restoring");
+    tracing::info!(tasks = cx.tasks.len(), files = cx.described.len(), "Restoring");
     cx.table().load()?;
     cx.with_homes(namespace::take_external)?;
     cx.lock_network(Asleep::lock_external)?;
@@ -389,7 +389,7 @@ fn finish(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     cx.table().register_with_threads()?;
     cx.cgroups.place_threads(&cx.tasks)?;
     cx.table().take_locks()?;
-    fown::restore(&cx.entries, &cx.files.opened, &mut cx.tasks, &cx.id_maps)?;
+    fown::restore(&cx.described, &cx.files.opened, &mut cx.tasks, &cx.id_maps)?;
     tree::bury(cx)?;
     namespace::pid::finish(&mut cx.tasks, &cx.ns)?;
     task::restore(cx)?;

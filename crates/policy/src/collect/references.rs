@@ -19,7 +19,7 @@ use super::mounts::DEVICE_KEY;
 use super::{parts, unreferenced};
 use crate::error::{Error, Result};
 use crate::namespace::NsKind;
-use crate::unix_end::UnixEnds;
+use crate::unix_end::{UnixEnd, UnixEnds};
 
 /// Which kind of namespace each number is.
 #[derive(Debug, Default)]
@@ -70,7 +70,9 @@ pub fn check(checkpoint: &Checkpoint<'_>) -> Result<()> {
     remaps(checkpoint)?;
     named_once(checkpoint.images)?;
     unreferenced::check(checkpoint)?;
-    let sockets = UnixEnds::of(checkpoint.files.iter().copied());
+    let sockets = checkpoint.files.iter().filter_map(|entry| UnixEnd::of(entry).transpose());
+    let sockets: std::result::Result<Vec<UnixEnd>, String> = sockets.collect();
+    let sockets = sockets.and_then(UnixEnds::of);
     sockets.or_else(|reason| invalid(kind::FILES.file_name(0), reason))?;
     let mounts = mounts(checkpoint)?;
     places(checkpoint, &mounts)?;

@@ -1,10 +1,10 @@
 //! Open files that reach further than a path: sockets, and descriptors that are told of
 //! what others do.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use torpor_images::kind;
-use torpor_images::proto::{FileEntry, SkPacketEntry};
+use torpor_images::proto::SkPacketEntry;
 
 use super::checkpoint::{Checkpoint, Maps, Requests, Values};
 use super::references::network_of;
@@ -12,6 +12,7 @@ use super::socket_options::{self, Host};
 use crate::error::{Error, Result};
 use crate::fanotify::Fanotify;
 use crate::given_file::FileKey;
+use crate::inet_socket::InetSocket;
 use crate::membership::Membership;
 use crate::namespace::NsKind;
 use crate::network::TUN;
@@ -121,22 +122,22 @@ pub(super) fn connections(
     passed: &Passed,
     all: &mut Requests,
 ) -> Result<()> {
-    let sockets = checkpoint.files.iter().filter_map(|entry| entry.isk.as_ref());
-    let mut connected = sockets.filter(|socket| TcpStream::is_of(socket)).peekable();
-    let is_closed = passed.closes_connections || checkpoint.inventory.tcp_close;
-    if connected.peek().is_none() || is_closed {
+    if passed.closes_connections || checkpoint.inventory.tcp_close {
         return Ok(());
     }
-    for socket in connected {
-        let (_, received, sent) = TcpStream::read(checkpoint.images, socket)?;
-        let ask = TcpStream::ask(socket);
+    for entry in &checkpoint.files {
+        let socket = InetSocket::of(entry)
+            .map_err(|reason| Error::Invalid { image: kind::FILES.file_name(0), reason })?;
+        let Some(socket) = socket.filter(InetSocket::is_kept) else { continue };
+        let (_, received, sent) = TcpStream::read(checkpoint.images, &socket)?;
+        let ask = TcpStream::ask(&socket);
         ask.into_iter().for_each(|ask| all.add(kind::FILES.file_name(0), None, ask));
-        let (own, peers) = (DataQueue::Received(socket.id), DataQueue::Sent(socket.id));
+        let (own, peers) = (DataQueue::Received(socket.file), DataQueue::Sent(socket.file));
         for (queue, data) in [(own, received), (peers, sent)] {
             if data.is_empty() {
                 continue;
             }
-            let image = kind::TCP_STREAM.file_name(socket.ino.into());
+            let image = kind::TCP_STREAM.file_name(socket.inode.into());
             all.add(image, None, Ask::Queued(QueuedData::bytes(queue, data.len())));
         }
     }
@@ -147,10 +148,8 @@ pub(super) fn connections(
 /// restore, whatever the tasks themselves may do.
 fn owners(checkpoint: &Checkpoint<'_>, maps: &Maps) -> (BTreeSet<u32>, BTreeSet<u32>) {
     let (mut users, mut groups) = (BTreeSet::new(), BTreeSet::new());
-    let files: HashMap<u32, &FileEntry> =
-        checkpoint.files.iter().map(|entry| (entry.id, *entry)).collect();
     for entry in &checkpoint.files {
-        let owner = SignalOwner::of(entry, |id| files.get(&id).copied());
+        let owner = SignalOwner::of(entry);
         let senders = owner.into_iter().flat_map(SignalOwner::senders);
         users.extend(senders.map(|id| maps.user(id)));
         for options in SocketOptions::all(entry) {

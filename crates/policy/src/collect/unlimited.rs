@@ -13,6 +13,7 @@ use crate::given_file::GivenFile;
 use crate::host_names::HostNames;
 use crate::memory_file::MemoryInode;
 use crate::namespace::NsKind;
+use crate::open_file::OpenFile;
 use crate::passed::Passed;
 use crate::plain_file::PlainFile;
 use crate::program_format::ProgramFormat;
@@ -100,7 +101,9 @@ fn files(
     let terminals = Terminal::all(checkpoint.images)?;
     let image = kind::FILES.file_name(0);
     for entry in &checkpoint.files {
-        let given = GivenFile::of(entry, &terminals, &passed.files).map(Ask::GivenFile);
+        let file = OpenFile::read(entry);
+        let file = file.map_err(|reason| Error::Invalid { image: image.clone(), reason })?;
+        let given = GivenFile::of(&file, &terminals, &passed.files).map(Ask::GivenFile);
         let made = || Socket::of(entry).map(|socket| socket.map(Ask::Socket));
         let ask = given.map_or_else(made, |given| Ok(Some(given)));
         let ask = ask.map_err(|reason| Error::Invalid { image: image.clone(), reason })?;

@@ -7,8 +7,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
-use torpor_images::proto::TorporIoUringRestrictions;
-use torpor_policy::IoUring;
+use torpor_policy::{IoUring, RingRestrictions};
 use torpor_sys::io_uring::register_file;
 use torpor_tracee::Tracee;
 
@@ -37,19 +36,14 @@ const FLAGS_REQUIRED: u64 = 3;
 ///
 /// # Errors
 /// If the kernel does not take something; if the husk is gone.
-pub(super) fn register(
-    task: &mut Task,
-    files: &OpenFiles,
-    fd: u64,
-    ring: &IoUring<'_>,
-) -> Result<()> {
+pub(super) fn register(task: &mut Task, files: &OpenFiles, fd: u64, ring: &IoUring) -> Result<()> {
     register_files(task, files, fd, ring)?;
     let husk = task.remote()?;
     register_buffers(husk, fd, ring)?;
     groups::register(husk, fd, ring)?;
     limit_workers(husk, fd, ring)?;
     let mut script = Script::new(husk);
-    if let Some(restrictions) = ring.restrictions {
+    if let Some(restrictions) = &ring.restrictions {
         let all = words(restrictions);
         let count = all.len() as u64 / 2;
         let args = [fd, REGISTER_RESTRICTIONS, script.words(&all).0, count];
@@ -61,7 +55,7 @@ pub(super) fn register(
 }
 
 /// Makes the places for registered files, and fills those that had one.
-fn register_files(task: &mut Task, files: &OpenFiles, fd: u64, ring: &IoUring<'_>) -> Result<()> {
+fn register_files(task: &mut Task, files: &OpenFiles, fd: u64, ring: &IoUring) -> Result<()> {
     let Some(last) = ring.places.checked_sub(1) else { return Ok(()) };
     let vpid = task.vpid;
     let husk = task.remote()?;
@@ -91,7 +85,7 @@ fn fetch(task: &Task, fd: u64) -> Result<OwnedFd> {
 }
 
 /// Registers the buffers that the instance had.
-fn register_buffers(husk: &mut Tracee, fd: u64, ring: &IoUring<'_>) -> Result<()> {
+fn register_buffers(husk: &mut Tracee, fd: u64, ring: &IoUring) -> Result<()> {
     if ring.buffers.is_empty() {
         return Ok(());
     }
@@ -110,7 +104,7 @@ fn register_buffers(husk: &mut Tracee, fd: u64, ring: &IoUring<'_>) -> Result<()
 }
 
 /// Limits the workers of the kernel as they were.
-fn limit_workers(husk: &mut Tracee, fd: u64, ring: &IoUring<'_>) -> Result<()> {
+fn limit_workers(husk: &mut Tracee, fd: u64, ring: &IoUring) -> Result<()> {
     let Some([files, others]) = ring.workers else { return Ok(()) };
     let mut script = Script::new(husk);
     let limits = script.words(&[u64::from(files) | u64::from(others) << 32]).0;
@@ -120,16 +114,15 @@ fn limit_workers(husk: &mut Tracee, fd: u64, ring: &IoUring<'_>) -> Result<()> {
 }
 
 /// Whether an instance can be restricted like this: all numbers are bytes for the kernel.
-pub(super) fn are_restrictions(restrictions: &TorporIoUringRestrictions) -> bool {
-    let TorporIoUringRestrictions { registers, requests, flags_allowed, flags_required } =
-        restrictions;
+pub(super) fn are_restrictions(restrictions: &RingRestrictions) -> bool {
+    let RingRestrictions { registers, requests, flags_allowed, flags_required } = restrictions;
     let mut all = registers.iter().chain(requests).chain([flags_allowed, flags_required]);
     // No more than there are numbers.
     registers.len() + requests.len() <= 512 && all.all(|&number| number < 256)
 }
 
 /// What describes restrictions to the kernel: a `struct io_uring_restriction` of two words for each.
-fn words(restrictions: &TorporIoUringRestrictions) -> Vec<u64> {
+fn words(restrictions: &RingRestrictions) -> Vec<u64> {
     let word = |kind: u64, number: u32| [kind | u64::from(number) << 16, 0];
     let registers = restrictions.registers.iter().map(|&number| word(OF_REGISTERS, number));
     let requests = restrictions.requests.iter().map(|&number| word(OF_REQUESTS, number));
@@ -145,7 +138,7 @@ fn words(restrictions: &TorporIoUringRestrictions) -> Vec<u64> {
 ///
 /// # Errors
 /// If the task has none; if the kernel does not take it, or the husk is gone.
-pub(super) fn tell_event(task: &mut Task, fd: u64, ring: &IoUring<'_>) -> Result<()> {
+pub(super) fn tell_event(task: &mut Task, fd: u64, ring: &IoUring) -> Result<()> {
     let Some((id, later)) = ring.event else { return Ok(()) };
     let own = task.image.fds.iter().find(|own| own.file == id).map(|own| own.fd);
     let own = own.ok_or_else(|| {
@@ -166,7 +159,7 @@ mod tests {
 
     #[test]
     fn restrictions_are_those_of_the_kernel() {
-        let of = |registers: Vec<u32>, requests: Vec<u32>| TorporIoUringRestrictions {
+        let of = |registers: Vec<u32>, requests: Vec<u32>| RingRestrictions {
             registers,
             requests,
             flags_allowed: 1,

@@ -136,7 +136,7 @@ pub(super) fn are_in(groups: &[BufferGroup], writable: &[Range<u64>]) -> bool {
 ///
 /// # Errors
 /// If the kernel does not take one; if the husk is gone.
-pub(super) fn register(husk: &mut Tracee, fd: u64, ring: &IoUring<'_>) -> Result<()> {
+pub(super) fn register(husk: &mut Tracee, fd: u64, ring: &IoUring) -> Result<()> {
     for group in &ring.groups {
         let flags = if group.parts { PARTS } else { 0 };
         let numbers = u64::from(group.entries) | u64::from(group.number) << 32 | flags << 48;
@@ -160,7 +160,7 @@ pub(super) fn take(
     husk: &mut Tracee,
     fd: u64,
     (requests, size): (RemoteAddr, usize),
-    ring: &IoUring<'_>,
+    ring: &IoUring,
     submit: impl Fn(&mut Tracee, Range<u32>) -> Result<()>,
 ) -> Result<u32> {
     if ring.groups.iter().all(|group| group.head == 0) {

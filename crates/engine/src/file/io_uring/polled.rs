@@ -142,7 +142,7 @@ pub(crate) struct Rights<'c> {
 ///
 /// # Errors
 /// If the image does not say what the task may do, or the kernel does not let it have the instance.
-pub(super) fn make(task: &mut Task, ring: &IoUring<'_>, rights: Rights<'_>) -> Result<u64> {
+pub(super) fn make(task: &mut Task, ring: &IoUring, rights: Rights<'_>) -> Result<u64> {
     let image = &task.image;
     let unknown = || Error::invalid("core", "a task with a polled io_uring has no credentials");
     let credentials = image.rights().cloned().ok_or_else(unknown)?;

@@ -7,10 +7,9 @@ use std::os::fd::OwnedFd;
 use rustix::io::DupFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
-use torpor_images::proto::FileEntry;
 use torpor_policy::collect::uses::LOWEST_ADDRESS;
 use torpor_policy::memory::{AreaKind, MemoryArea};
-use torpor_policy::{IoUring, TableNumber};
+use torpor_policy::{IoUring, OpenFile, TableNumber};
 use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Mapping, RemoteAddr, Tracee, parse_maps};
 
@@ -23,7 +22,6 @@ use super::{
 };
 use crate::error::{Context, Error, Result};
 use crate::file::Holder;
-use crate::file::description::part;
 use crate::file::open::OpenFiles;
 use crate::memory::vma::PAGE;
 use crate::proc;
@@ -67,15 +65,14 @@ impl IoUringRestorer {
     pub(crate) fn load(
         &self,
         tasks: &[Task],
-        all: &HashMap<u32, FileEntry>,
-        entries: &[FileEntry],
+        all: &HashMap<u32, OpenFile>,
+        rings: &[&IoUring],
     ) -> Result<Vec<u32>> {
         let mut registered = Vec::new();
         let mut calls: u32 = 0;
-        for entry in entries {
-            let ring = part(entry.id, IoUring::of(entry), "io_uring instance")?;
+        for ring in rings {
             // An instance takes no other one, and only the place of that is kept by then.
-            let is_other = |entry: &FileEntry| IoUring::of(entry).is_none();
+            let is_other = |file: &OpenFile| file.io_uring().is_none();
             let size = |n: u32, most: u32| n.is_power_of_two() && n <= most;
             let (sq, cq) = (ring.sq_entries, ring.cq_entries);
             let known = ring.setup & !KNOWN == 0
@@ -83,8 +80,8 @@ impl IoUringRestorer {
                 && size(cq, 2 * MAX_SQ)
                 && ring.rings.len() as u64 == rings_length(ring.setup, sq, cq)
                 && ring.requests.len() as u64 == requests_length(ring.setup, sq)
-                && word(ring.rings, 0) == word(ring.rings, 12)
-                && (!ring.is_polled() || can_be_polled(&ring))
+                && word(&ring.rings, 0) == word(&ring.rings, 12)
+                && (!ring.is_polled() || can_be_polled(ring))
                 && ring.places <= MAX_FILES
                 && ring
                     .files
@@ -93,17 +90,17 @@ impl IoUringRestorer {
                 && ring
                     .event
                     .is_none_or(|(id, _)| all.contains_key(&id) && ring.restrictions.is_none())
-                && ring.restrictions.is_none_or(enable::are_restrictions)
-                && groups::are_groups(&ring.groups, word(ring.rings, 0))
-                && maker(tasks, entry.id)
+                && ring.restrictions.as_ref().is_none_or(enable::are_restrictions)
+                && groups::are_groups(&ring.groups, word(&ring.rings, 0))
+                && maker(tasks, ring.id)
                     .is_none_or(|task| groups::are_in(&ring.groups, &writable(task)))
                 && ring.threads.iter().all(|(_, place)| *place < PLACES);
             if !known {
-                let reason = format!("file {} is an impossible io_uring instance", entry.id);
+                let reason = format!("file {} is an impossible io_uring instance", ring.id);
                 return Err(Error::invalid("files.img", reason));
             }
             let of_groups = groups::calls(&ring.groups, sq);
-            calls = calls.saturating_add(calls_of(ring.rings, sq)).saturating_add(of_groups);
+            calls = calls.saturating_add(calls_of(&ring.rings, sq)).saturating_add(of_groups);
             if calls > MAX_CALLS {
                 let reason = "its io_uring instances have done more than a restore counts up";
                 return Err(Error::invalid("files.img", reason));
@@ -118,9 +115,9 @@ impl IoUringRestorer {
     ///
     /// # Errors
     /// If no task has it open, or there are no more descriptors.
-    pub(crate) fn open(&self, tasks: &[Task], entry: &FileEntry) -> Result<OwnedFd> {
-        let maker = maker(tasks, entry.id).ok_or_else(|| {
-            let reason = format!("no task has io_uring instance {} open", entry.id);
+    pub(crate) fn open(&self, tasks: &[Task], ring: &IoUring) -> Result<OwnedFd> {
+        let maker = maker(tasks, ring.id).ok_or_else(|| {
+            let reason = format!("no task has io_uring instance {} open", ring.id);
             Error::invalid("files.img", reason)
         })?;
         Ok(proc::pidfd(maker.pid)?)
@@ -130,24 +127,22 @@ impl IoUringRestorer {
     /// that has made it.
     ///
     /// # Errors
-    /// If the entry is no instance; if the kernel refuses `io_uring_setup`, or lays the rings out
-    /// differently.
+    /// If the kernel refuses `io_uring_setup`, or lays the rings out differently.
     pub(crate) fn attach(
         &mut self,
         tasks: &mut [Task],
         files: &mut OpenFiles,
         holder: Holder,
-        entry: &FileEntry,
+        ring: &IoUring,
         rights: Rights<'_>,
     ) -> Result<()> {
-        let ring = part(entry.id, IoUring::of(entry), "io_uring instance")?;
-        let known: Vec<Holder> = self.holders(entry.id).collect();
+        let known: Vec<Holder> = self.holders(ring.id).collect();
         let own = known.iter().find(|at| at.task == holder.task);
         let task = &mut tasks[holder.task];
         let from = match (own, known.first()) {
             (Some(own), _) => RemoteFd::from(own.fd),
             (None, Some(first)) => take(task.remote()?, holder.fd, first.fd)?,
-            (None, None) => RemoteFd(make(task, files, &ring, rights)?),
+            (None, None) => RemoteFd(make(task, files, ring, rights)?),
         };
         let fds = &task.image.fds;
         let listed = fds.iter().find(|fd| fd.fd.cast_signed() == holder.fd);
@@ -158,13 +153,13 @@ impl IoUringRestorer {
         husk.call("dup3 of an io_uring instance", dup3)?;
         if own.is_none() {
             husk.call("close", syscall::close(from))?;
-            self.made.push((entry.id, holder));
+            self.made.push((ring.id, holder));
         }
         if known.is_empty() {
             let pidfd = proc::pidfd(task.pid)?;
             let file = pidfd_getfd(&pidfd, holder.fd, PidfdGetfdFlags::empty())
                 .context(|| "pidfd_getfd of an io_uring instance".to_owned())?;
-            files.insert(entry.id, file);
+            files.insert(ring.id, file);
         }
         Ok(())
     }
@@ -194,8 +189,8 @@ impl IoUringRestorer {
     /// # Errors
     /// If a thread is gone or was none of a task that has the instance, or the kernel does not register
     /// a descriptor.
-    pub(crate) fn register(&self, tasks: &mut [Task], all: &HashMap<u32, FileEntry>) -> Result<()> {
-        for ring in all.values().filter_map(IoUring::of) {
+    pub(crate) fn register(&self, tasks: &mut [Task], all: &HashMap<u32, OpenFile>) -> Result<()> {
+        for ring in all.values().filter_map(OpenFile::io_uring) {
             for &(thread, place) in &ring.threads {
                 let (husk, fd) = self.user(tasks, ring.id, thread).ok_or_else(|| {
                     let reason = format!("thread {thread} of an io_uring instance is none");
@@ -248,9 +243,9 @@ fn take(husk: &mut Tracee, pidfd: i32, there: i32) -> Result<RemoteFd> {
 
 /// Whether a thread of the kernel can fetch its requests. It would take those that wait at once, before
 /// their task is there.
-fn can_be_polled(ring: &IoUring<'_>) -> bool {
+fn can_be_polled(ring: &IoUring) -> bool {
     let others = SETUP_TASKRUN_FLAG | SETUP_SINGLE_ISSUER | SETUP_DEFER_TASKRUN;
-    ring.setup & others == 0 && word(ring.rings, SQ_TAIL) == word(ring.rings, 0)
+    ring.setup & others == 0 && word(&ring.rings, SQ_TAIL) == word(&ring.rings, 0)
 }
 
 /// Registers a descriptor with a thread, at a place in its table.
@@ -264,7 +259,7 @@ fn register_with(thread: &mut Tracee, fd: i32, place: u32) -> Result<()> {
 }
 
 /// Makes an instance in a husk whose other memory is in place, and returns its descriptor.
-fn make(task: &mut Task, files: &OpenFiles, ring: &IoUring<'_>, rights: Rights<'_>) -> Result<u64> {
+fn make(task: &mut Task, files: &OpenFiles, ring: &IoUring, rights: Rights<'_>) -> Result<u64> {
     let fd = match ring.is_polled() {
         true => polled::make(task, ring, rights)?,
         false => setup(task.remote()?, ring)?,
@@ -276,7 +271,7 @@ fn make(task: &mut Task, files: &OpenFiles, ring: &IoUring<'_>, rights: Rights<'
 }
 
 /// Counts an instance up, and gives its rings the content that they had.
-fn fill(husk: &mut Tracee, fd: u64, ring: &IoUring<'_>) -> Result<()> {
+fn fill(husk: &mut Tracee, fd: u64, ring: &IoUring) -> Result<()> {
     let lengths = [ring.rings.len() as u64, ring.requests.len() as u64];
     let rings = husk.call("mmap of rings", view(RemoteFd(fd), 0, lengths[0]))?;
     let requests = husk.call("mmap of requests", view(RemoteFd(fd), OFF_SQES, lengths[1]))?;
@@ -284,19 +279,19 @@ fn fill(husk: &mut Tracee, fd: u64, ring: &IoUring<'_>) -> Result<()> {
     let size = usize::try_from(request_size(ring.setup)).unwrap_or_default();
     let submit_some = |husk: &mut Tracee, counts: Range<u32>| submit(husk, fd, rings, ring, counts);
     let taken = groups::take(husk, fd, (RemoteAddr(requests), size), ring, submit_some)?;
-    submit(husk, fd, rings, ring, taken..word(ring.rings, 0))?;
+    submit(husk, fd, rings, ring, taken..word(&ring.rings, 0))?;
     // The flags are the kernel's: they say whether the thread that fetches requests has to be woken.
     let (before, behind) = (&ring.rings[..SQ_FLAGS], &ring.rings[SQ_FLAGS + 4..]);
     husk.write(RemoteAddr(rings), before)?;
     husk.write(RemoteAddr(rings + SQ_FLAGS as u64 + 4), behind)?;
-    husk.write(RemoteAddr(requests), ring.requests)?;
+    husk.write(RemoteAddr(requests), &ring.requests)?;
     husk.call("munmap of rings", syscall::munmap(rings..rings + lengths[0]))?;
     husk.call("munmap of requests", syscall::munmap(requests..requests + lengths[1]))?;
     Ok(())
 }
 
 /// Calls io_uring_setup(2) for an instance that is still to be enabled ([`enable`]), and makes sure that the kernel has laid the rings out as they were.
-pub(super) fn setup(husk: &mut Tracee, ring: &IoUring<'_>) -> Result<u64> {
+pub(super) fn setup(husk: &mut Tracee, ring: &IoUring) -> Result<u64> {
     let mut params = [0; PARAMS];
     params[PARAMS_CQ_ENTRIES..][..4].copy_from_slice(&ring.cq_entries.to_ne_bytes());
     // Whether one that fails ends a row of requests was chosen when the instance was made, and is
@@ -334,7 +329,7 @@ fn submit(
     husk: &mut Tracee,
     fd: u64,
     rings: u64,
-    ring: &IoUring<'_>,
+    ring: &IoUring,
     counts: Range<u32>,
 ) -> Result<()> {
     let at_once = ring.sq_entries.min(ring.cq_entries);
@@ -414,7 +409,7 @@ fn elsewhere(here: &[Mapping], wanted: &Range<u64>) -> Vec<Range<u64>> {
 
 #[cfg(test)]
 mod tests {
-    use torpor_images::proto::TorporIoUringEntry;
+    use torpor_images::proto::{FileEntry, TorporIoUringEntry};
 
     use super::super::SETUP_SQPOLL;
     use super::*;
@@ -435,12 +430,12 @@ mod tests {
                 requests,
                 ..TorporIoUringEntry::default()
             });
-            FileEntry { id, torpor_io_uring, ..FileEntry::default() }
+            IoUring::of(&FileEntry { id, torpor_io_uring, ..FileEntry::default() }).unwrap()
         };
         let restorer = IoUringRestorer::default();
-        let load = |entries: &[FileEntry]| restorer.load(&[], &HashMap::new(), entries);
-        load(&[instance(1)]).unwrap();
-        let error = load(&[instance(1), instance(2)]).unwrap_err().to_string();
+        let load = |rings: &[&IoUring]| restorer.load(&[], &HashMap::new(), rings);
+        load(&[&instance(1)]).unwrap();
+        let error = load(&[&instance(1), &instance(2)]).unwrap_err().to_string();
         assert!(error.contains("more than a restore counts up"), "{error}");
     }
 
@@ -457,9 +452,9 @@ mod tests {
                 requests: vec![0; usize::try_from(requests_length(0, 1)).unwrap()],
                 ..TorporIoUringEntry::default()
             });
-            FileEntry { torpor_io_uring, ..FileEntry::default() }
+            IoUring::of(&FileEntry { torpor_io_uring, ..FileEntry::default() }).unwrap()
         };
-        let load = |entry| IoUringRestorer::default().load(&[], &HashMap::new(), &[entry]);
+        let load = |ring: IoUring| IoUringRestorer::default().load(&[], &HashMap::new(), &[&ring]);
         load(instance(0, 1)).unwrap();
         load(instance(SETUP_SQPOLL, 0)).unwrap();
         let impossible = [(SETUP_SQPOLL, 1), (SETUP_SQPOLL | SETUP_TASKRUN_FLAG, 0)];

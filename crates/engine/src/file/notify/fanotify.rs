@@ -14,13 +14,14 @@ use torpor_images::proto::{
     FanotifyFileEntry, FanotifyInodeMarkEntry, FanotifyMarkEntry, FanotifyMountMarkEntry, FdTypes,
     FileEntry, MarkType,
 };
+use torpor_policy::OpenFile;
 use torpor_policy::fanotify::{Fanotify, Mark, Marked};
 use torpor_sys::notify::{fanotify_add, fanotify_init};
 
 use super::overflow;
 use super::{Sleeper, WatchHolder, WatchedInode, file_of, hex, open_target, own_path};
 use crate::error::{Context, Error, Result};
-use crate::file::description::{duplicate, part, set_status_flags};
+use crate::file::description::{duplicate, set_status_flags};
 use crate::file::opener::{Opener, Temporary};
 use crate::file::remap::Paths;
 use crate::file::{Found, OpenFiles};
@@ -157,9 +158,8 @@ impl FanotifyRestorer {
     ///
     /// # Errors
     /// If images are damaged, or contradict each other.
-    pub(crate) fn load(&self, all: &HashMap<u32, FileEntry>, entries: &[FileEntry]) -> Result<()> {
-        for entry in entries {
-            let group = read(entry)?;
+    pub(crate) fn load(&self, all: &HashMap<u32, OpenFile>, groups: &[&Fanotify]) -> Result<()> {
+        for group in groups {
             let is_missing = |mark: &Mark| match &mark.on {
                 Marked::File { file, .. } => file.is_some_and(|id| !all.contains_key(&id)),
                 Marked::Mount { .. } => false,
@@ -169,7 +169,7 @@ impl FanotifyRestorer {
                 false => CLASSES,
             };
             if group.flags & impossible != 0 || group.marks.iter().any(is_missing) {
-                let reason = format!("file {} is an impossible fanotify descriptor", entry.id);
+                let reason = format!("file {} is an impossible fanotify descriptor", group.file);
                 return Err(Error::invalid("files.img", reason));
             }
         }
@@ -179,16 +179,14 @@ impl FanotifyRestorer {
     /// Opens a description.
     ///
     /// # Errors
-    /// If the entry is no fanotify group; if `fanotify_init` is refused (it may need
-    /// `CAP_SYS_ADMIN`), or a status flag.
-    pub(crate) fn open(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
-        let group = read(entry)?;
+    /// If `fanotify_init` is refused (it may need `CAP_SYS_ADMIN`), or a status flag.
+    pub(crate) fn open(&mut self, group: &Fanotify) -> Result<OwnedFd> {
         let what = || format!("fanotify_init({:#x}, {:#x})", group.flags, group.event_flags);
         // FAN_CLOEXEC would be shown as one of its flags.
         let file = fanotify_init(group.flags, group.event_flags).context(what)?;
         rustix::io::fcntl_setfd(&file, FdFlags::CLOEXEC).context(what)?;
         set_status_flags(&file, group.status)?;
-        self.made.push(group);
+        self.made.push(group.clone());
         Ok(file)
     }
 
@@ -223,11 +221,6 @@ impl FanotifyRestorer {
         }
         Ok(sleepers)
     }
-}
-
-fn read(entry: &FileEntry) -> Result<Fanotify> {
-    let ffy = part(entry.id, entry.ffy.as_ref(), "fanotify descriptor")?;
-    Fanotify::read(ffy).map_err(|reason| Error::invalid("files.img", reason))
 }
 
 fn target(cx: &Opener<'_>, files: &OpenFiles, on: &Marked) -> Result<OwnedFd> {

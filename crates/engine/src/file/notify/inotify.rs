@@ -11,11 +11,11 @@ use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init, remove_watch
 use rustix::fs::{MemfdFlags, OFlags};
 use torpor_images::ImageDir;
 use torpor_images::proto::{FdTypes, FileEntry, InotifyFileEntry, InotifyWdEntry};
-use torpor_policy::{Inotify, InotifyWatch};
+use torpor_policy::{Inotify, InotifyWatch, OpenFile};
 
 use super::{Sleeper, WatchHolder, WatchedInode, file_of, hex, open_target, own_path};
 use crate::error::{Context, Error, Result};
-use crate::file::description::{duplicate, part, reopen, set_status_flags};
+use crate::file::description::{duplicate, reopen, set_status_flags};
 use crate::file::opener::{Opener, Temporary};
 use crate::file::remap::Paths;
 use crate::file::{Found, OpenFiles};
@@ -122,9 +122,8 @@ impl InotifyRestorer {
     ///
     /// # Errors
     /// If images are damaged, or contradict each other.
-    pub(crate) fn load(&self, all: &HashMap<u32, FileEntry>, entries: &[FileEntry]) -> Result<()> {
-        for entry in entries {
-            let inotify = part(entry.id, Inotify::of(entry), "inotify descriptor")?;
+    pub(crate) fn load(&self, all: &HashMap<u32, OpenFile>, files: &[&Inotify]) -> Result<()> {
+        for inotify in files {
             let mut seen = HashSet::new();
             for InotifyWatch { watched, number, .. } in &inotify.watches {
                 let known = watched.is_none_or(|id| all.contains_key(&id));
@@ -141,13 +140,11 @@ impl InotifyRestorer {
     /// Opens a description.
     ///
     /// # Errors
-    /// If the entry is no inotify instance; if the kernel refuses to make one (a limit of the
-    /// user), or its status flags.
-    pub(crate) fn open(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
-        let inotify = part(entry.id, Inotify::of(entry), "inotify descriptor")?;
+    /// If the kernel refuses to make one (a limit of the user), or its status flags.
+    pub(crate) fn open(&mut self, inotify: &Inotify) -> Result<OwnedFd> {
         let file = init(CreateFlags::CLOEXEC).context(|| "inotify_init1".to_owned())?;
         set_status_flags(&file, inotify.flags)?;
-        self.made.push(inotify);
+        self.made.push(inotify.clone());
         Ok(file)
     }
 

@@ -3,7 +3,6 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::fs::OFlags;
-use torpor_images::proto::FileEntry;
 use torpor_policy::SocketKind;
 use torpor_sys::socket;
 
@@ -41,15 +40,6 @@ pub(super) fn restore_flags(fd: BorrowedFd<'_>, flags: u32) -> Result<()> {
 /// they mean the root task's.
 pub(crate) fn netns_of(spaces: &Namespaces, ns_id: Option<u32>) -> u32 {
     ns_id.unwrap_or_else(|| spaces.of_kind(NsKind::Net).next().map_or(0, |ns| ns.id))
-}
-
-/// What socket an entry stands for.
-///
-/// # Errors
-/// One that is none, or that no restore makes.
-pub(super) fn kind_of(entry: &FileEntry) -> Result<SocketKind> {
-    let kind = SocketKind::of(entry).map_err(|reason| Error::invalid("files.img", reason))?;
-    kind.ok_or_else(|| bad_entry(entry.id, "is no socket"))
 }
 
 /// Makes a socket in a network namespace of the images.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use libc::UDP_GRO;
 use torpor_images::ImageDir;
 use torpor_images::proto::{InetSkEntry, SkPacketEntry};
-use torpor_policy::SocketOptions;
+use torpor_policy::InetSocket;
 use torpor_sys::socket::{self, Opt};
 
 use super::about::{Socket, bad_entry, netns_of};
@@ -96,48 +96,48 @@ fn peek(fd: BorrowedFd<'_>) -> std::io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
 /// Puts datagrams into the queue of a socket that is bound, but not connected yet.
 ///
 /// # Errors
-/// If the addresses of the entry make no sense; if the socket cannot be freed of its device for a
-/// moment, or bound to it again. A datagram that cannot come back is no error.
+/// If the socket cannot be freed of its device for a moment, or bound to it again. A datagram that cannot come back is no
+/// error.
 pub(super) fn restore(
     spaces: &Namespaces,
     fd: BorrowedFd<'_>,
-    isk: &InetSkEntry,
+    of: &InetSocket,
     packets: &[Packet],
 ) -> Result<()> {
-    let wanted = SocketOptions::read(&isk.opts);
+    let wanted = &of.options;
     options::raise_buffers(fd);
     // Packets of the host to itself do not come from any other device.
     if wanted.device.is_some() {
         socket::set(fd, Opt::BINDTODEVICE, b"\0").context(|| "SO_BINDTODEVICE".to_owned())?;
     }
-    let (local, _) = inet::addresses(isk)?;
-    let put = packets.iter().take_while(|packet| match put(spaces, fd, isk, local, packet) {
+    let local = Address::from(of.ends.local);
+    let put = packets.iter().take_while(|packet| match put(spaces, fd, of, local, packet) {
         Ok(()) => true,
         Err(e) => {
-            tracing::debug!("socket {}: {e}", isk.id);
+            tracing::debug!("socket {}: {e}", of.file);
             false
         }
     });
     let lost = packets.len() - put.count();
     if lost > 0 {
-        tracing::warn!("socket {}: {lost} datagrams that were not read yet are lost", isk.id);
+        tracing::warn!("socket {}: {lost} datagrams that were not read yet are lost", of.file);
     }
-    options::restore_device(fd, &wanted)
+    options::restore_device(fd, wanted)
 }
 
 fn put(
     spaces: &Namespaces,
     fd: BorrowedFd<'_>,
-    isk: &InetSkEntry,
+    of: &InetSocket,
     local: Address,
     packet: &Packet,
 ) -> Result<()> {
     let Some((from, to)) = route(&packet.address, local) else {
-        return Err(bad_entry(isk.id, "the sender of a datagram cannot be imitated"));
+        return Err(bad_entry(of.file, "the sender of a datagram cannot be imitated"));
     };
     let before = occupied(fd)?;
     let datagram = Datagram { from, to, data: &packet.data };
-    spaces.in_netns(netns_of(spaces, isk.ns_id), || datagram.send())?;
+    spaces.in_netns(netns_of(spaces, of.kind.network()), || datagram.send())?;
     await_arrival(fd, before, &datagram)
 }
 

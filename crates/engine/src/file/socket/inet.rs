@@ -12,10 +12,12 @@ use torpor_images::proto::{
     FdTypes, FileEntry, InetSkEntry, IpOptsEntry, IpOptsRawEntry, SkShutdown, TcpOptsEntry,
 };
 use torpor_kernel::sock_diag as diag;
-use torpor_policy::{IcmpFilter, InetEnds, InetOptions, Membership, SocketOptions, TcpOptions};
+use torpor_policy::{
+    Connection, IcmpFilter, InetEnds, InetOptions, InetSocket, ShutDown, TcpOptions,
+};
 use torpor_sys::socket::{self, Opt};
 
-use super::about::{Socket, bad_entry, kind_of, netns_of, restore_flags};
+use super::about::{Socket, netns_of, restore_flags};
 use super::address::Address;
 use super::around::Around;
 use super::queue::{Packet, Packets};
@@ -272,7 +274,8 @@ fn closes(
         return Ok(network.tcp_close);
     }
     let is_own = around.spaces.by_inode(about.space).is_some_and(|ns| !ns.is_host);
-    let ends = tcp::ends(isk).filter(|(to, from)| is_own && to.is_loopback() && from.is_loopback());
+    let ends = InetEnds::read(isk).ok().map(|ends| tcp::ends(&ends));
+    let ends = ends.filter(|(to, from)| is_own && to.is_loopback() && from.is_loopback());
     let live = around.tasks.iter().filter(|task| !task.is_zombie());
     let pids = || live.map(|task| task.pid).collect();
     let is_kept = ends.map(|ends| sockets.has_other_end(pids, about, ends)).transpose()?;
@@ -300,6 +303,8 @@ fn dump_closed(
     // Multipath TCP counts a byte where there is none.
     let unread = readable && socket::receive_queue(fd).is_ok_and(|bytes| bytes > 0);
     if isk.src_port == 0 || !(unread || error) {
+        // It may have had a peer when that was asked for, and been closed since.
+        (isk.dst_port, isk.dst_addr) = (0, Address::unspecified(about.domain).to_image());
         note_last_peer(fd, about, isk);
         return Ok(());
     }
@@ -379,12 +384,19 @@ fn icmp_filter(fd: BorrowedFd<'_>, about: &Socket) -> Vec<u32> {
     }
 }
 
+/// Local and remote address of an entry that a dump writes.
+pub(super) fn addresses(isk: &InetSkEntry) -> Result<(Address, Address)> {
+    let ends = InetEnds::read(isk).map_err(|reason| Error::invalid("files.img", reason))?;
+    Ok((ends.local.into(), ends.remote.into()))
+}
+
 /// What several sockets may be bound to: network namespace, family-independent
 /// protocol, port.
-type Port = (u32, u32, u16);
+type Port = (u32, i32, u16);
 
-fn port(isk: &InetSkEntry, ends: &InetEnds) -> Port {
-    (isk.ns_id.unwrap_or(0), isk.proto, ends.local.port)
+fn port(socket: &InetSocket) -> Port {
+    let [.., protocol] = socket.kind.arguments();
+    (socket.kind.network().unwrap_or(0), protocol, socket.ends.local.port)
 }
 
 /// The restore half of Internet sockets.
@@ -397,7 +409,7 @@ pub(crate) struct InetRestorer {
     user: Option<u32>,
     /// What waits to be read, by socket.
     queued: HashMap<u32, Vec<Packet>>,
-    opened: Vec<InetSkEntry>,
+    opened: Vec<InetSocket>,
     /// Connections come back closed (`--tcp-close`, of the restore or of the dump).
     close: bool,
 }
@@ -412,61 +424,46 @@ impl InetRestorer {
         close: bool,
         images: &ImageDir,
         root: Option<&TaskImage>,
-        entries: &[FileEntry],
+        sockets: &[&InetSocket],
     ) -> Result<()> {
         let credentials = root.and_then(|root| root.credentials.first());
         let [_, effective, ..] =
             credentials.and_then(Option::as_ref).map(|of| of.users.map(Some)).unwrap_or_default();
         self.user = effective;
         self.close = close;
-        for entry in entries {
-            let isk = part(entry)?;
-            let ends = ends(isk)?;
-            kind_of(entry)?;
-            inet_options(isk)?;
-            memberships(isk)?;
-            if isk.proto == libc::IPPROTO_MPTCP.cast_unsigned() && tcp::is_connection(isk) {
-                return Err(bad_entry(isk.id, "is a connection of multipath TCP"));
-            }
-            tcp::with_last_peer(isk).as_ref().map(self::ends).transpose()?;
-            if SocketOptions::read(&isk.opts).reuse_port == Some(true) {
-                self.shared.insert(port(isk, &ends));
-            }
-        }
+        let sharing = sockets.iter().filter(|socket| socket.options.reuse_port == Some(true));
+        self.shared.extend(sharing.map(|socket| port(socket)));
+        let files: HashSet<u32> = sockets.iter().map(|socket| socket.file).collect();
         self.queued = Packets::load(images)?.queued;
-        self.queued.retain(|id, _| entries.iter().any(|entry| entry.id == *id));
+        self.queued.retain(|id, _| files.contains(id));
         Ok(())
     }
 
     /// Makes the socket.
     ///
     /// # Errors
-    /// If the entry contradicts itself, or the socket cannot be made, set up or bound.
+    /// If the socket cannot be made, set up or bound.
     pub(crate) fn open(
         &mut self,
         images: &ImageDir,
         spaces: &Namespaces,
         id_maps: &IdMaps,
         network: &mut Asleep,
-        entry: &FileEntry,
+        of: &InetSocket,
     ) -> Result<OwnedFd> {
-        let isk = part(entry)?;
-        let with_peer = tcp::with_last_peer(isk);
-        let isk = with_peer.as_ref().unwrap_or(isk);
-        let fd = ping::make(spaces, entry.id, &kind_of(entry)?)?;
-        let ends = ends(isk)?;
-        self.prepare(id_maps, fd.as_fd(), isk, &ends)?;
-        if tcp::is_connection(isk) && !self.close {
-            let sleeping = tcp::open(images, isk, &fd)?;
+        let fd = ping::make(spaces, of.file, &of.kind)?;
+        self.prepare(id_maps, fd.as_fd(), of)?;
+        if of.connection != Connection::None && !self.close {
+            let sleeping = tcp::open(images, of, &fd)?;
             sleeping.guard(&network.guardian)?;
             network.sleeping.push(sleeping);
             return Ok(fd);
         }
-        bind(spaces, fd.as_fd(), isk, &ends)?;
-        if let Some(packets) = self.queued.remove(&isk.id) {
-            datagram::restore(spaces, fd.as_fd(), isk, &packets)?;
+        bind(spaces, fd.as_fd(), of)?;
+        if let Some(packets) = self.queued.remove(&of.file) {
+            datagram::restore(spaces, fd.as_fd(), of, &packets)?;
         }
-        self.opened.push(isk.clone());
+        self.opened.push(of.clone());
         Ok(fd)
     }
 
@@ -482,12 +479,12 @@ impl InetRestorer {
         files: &OpenFiles,
         network: &Asleep,
     ) -> Result<()> {
-        for isk in self.opened.drain(..) {
-            let Some(fd) = files.get(isk.id) else { continue };
-            if tcp::is_connection(&isk) {
-                shut_down(fd, SkShutdown::Both);
+        for of in self.opened.drain(..) {
+            let Some(fd) = files.get(of.file) else { continue };
+            if of.connection != Connection::None {
+                shut_down(fd, ShutDown { receiving: true, sending: true });
             }
-            finish(spaces, id_maps, fd, &isk)?;
+            finish(spaces, id_maps, fd, &of)?;
         }
         network.sleeping.iter().try_for_each(|s| s.connect(spaces))
     }
@@ -495,14 +492,8 @@ impl InetRestorer {
 
 impl InetRestorer {
     /// What must be set before a socket is bound.
-    fn prepare(
-        &self,
-        id_maps: &IdMaps,
-        fd: BorrowedFd<'_>,
-        isk: &InetSkEntry,
-        ends: &InetEnds,
-    ) -> Result<()> {
-        let family = isk.family.cast_signed();
+    fn prepare(&self, id_maps: &IdMaps, fd: BorrowedFd<'_>, of: &InetSocket) -> Result<()> {
+        let family = of.ends.local.family;
         let set = |(level, name): (i32, i32), value: bool| {
             if socket::get_int(fd, level, name).is_ok_and(|now| now == i32::from(value)) {
                 return Ok(());
@@ -510,16 +501,16 @@ impl InetRestorer {
             socket::set_int(fd, level, name, value.into())
                 .context(|| format!("setsockopt({level}, {name})"))
         };
-        let wanted = SocketOptions::read(&isk.opts);
-        options::restore_device(fd, &wanted)?;
-        options::restore_more(fd, &wanted)?;
-        if let Some(v6only) = inet_options(isk)?.only_ipv6.filter(|_| family == libc::AF_INET6) {
+        let wanted = &of.options;
+        options::restore_device(fd, wanted)?;
+        options::restore_more(fd, wanted)?;
+        if let Some(v6only) = of.inet_options.only_ipv6.filter(|_| family == libc::AF_INET6) {
             set((libc::IPPROTO_IPV6, libc::IPV6_V6ONLY), v6only)?;
         }
         // An address may be gone from the host, or never have been there.
         set(freebind(family), true)?;
         set((libc::SOL_SOCKET, libc::SO_REUSEADDR), true)?;
-        if self.shared.contains(&port(isk, ends)) {
+        if self.shared.contains(&port(of)) {
             // Users have ports of their own, and the one who restores is another.
             options::restore_owner(id_maps, fd, wanted.user.or(self.user), wanted.group)?;
             set((libc::SOL_SOCKET, libc::SO_REUSEPORT), true)?;
@@ -528,55 +519,38 @@ impl InetRestorer {
     }
 }
 
-fn part(entry: &FileEntry) -> Result<&InetSkEntry> {
-    entry.isk.as_ref().ok_or_else(|| bad_entry(entry.id, "is no Internet socket"))
-}
-
-/// What an entry is bound and connected to.
-pub(super) fn ends(isk: &InetSkEntry) -> Result<InetEnds> {
-    InetEnds::read(isk).map_err(|reason| Error::invalid("files.img", reason))
-}
-
-/// Local and remote address of an entry.
-pub(super) fn addresses(isk: &InetSkEntry) -> Result<(Address, Address)> {
-    ends(isk).map(|ends| (ends.local.into(), ends.remote.into()))
-}
-
-fn bind(spaces: &Namespaces, fd: BorrowedFd<'_>, isk: &InetSkEntry, ends: &InetEnds) -> Result<()> {
-    let raw = isk.r#type == libc::SOCK_RAW.cast_unsigned();
-    let local = Address::from(ends.local);
-    if local.is_unspecified() && (raw || local.port == 0) {
+fn bind(spaces: &Namespaces, fd: BorrowedFd<'_>, of: &InetSocket) -> Result<()> {
+    let local = Address::from(of.ends.local);
+    if local.is_unspecified() && (of.kind.is_raw() || local.port == 0) {
         return Ok(());
     }
-    let local = local.on_device(fd, ends.device.as_deref())?;
+    let local = local.on_device(fd, of.ends.device.as_deref())?;
     let bind = || {
-        socket::bind(fd, &local.to_bytes()).context(|| format!("bind socket {} to {local}", isk.id))
+        socket::bind(fd, &local.to_bytes())
+            .context(|| format!("bind socket {} to {local}", of.file))
     };
     // The remains of connections occupy a port for a minute.
-    if is_stream(isk) && isk.state == state::CLOSE && Repaired::enter(fd).is_ok() {
+    if of.kind.is_stream() && of.state == state::CLOSE && Repaired::enter(fd).is_ok() {
         let bound = bind();
         return leave_repair(fd, 1).and(bound);
     }
-    despite_remains(spaces, isk, local.port, bind)
-}
-
-fn is_stream(isk: &InetSkEntry) -> bool {
-    isk.r#type == libc::SOCK_STREAM.cast_unsigned()
+    despite_remains(spaces, of, local.port, bind)
 }
 
 /// Takes a port, after the remains of connections if need be: a listener cannot be in
 /// repair mode, which would pass over them.
 fn despite_remains(
     spaces: &Namespaces,
-    isk: &InetSkEntry,
+    of: &InetSocket,
     port: u16,
     take: impl Fn() -> Result<()>,
 ) -> Result<()> {
     match take() {
         Err(Error::Os { source, .. })
-            if is_stream(isk) && source.raw_os_error() == Some(libc::EADDRINUSE) =>
+            if of.kind.is_stream() && source.raw_os_error() == Some(libc::EADDRINUSE) =>
         {
-            spaces.in_netns(netns_of(spaces, isk.ns_id), || Ok(diag::forget_closed(port)?))?;
+            spaces
+                .in_netns(netns_of(spaces, of.kind.network()), || Ok(diag::forget_closed(port)?))?;
             take()
         }
         taken => taken,
@@ -588,60 +562,47 @@ fn finish(
     spaces: &Namespaces,
     id_maps: &IdMaps,
     fd: BorrowedFd<'_>,
-    isk: &InetSkEntry,
+    of: &InetSocket,
 ) -> Result<()> {
-    let ends = ends(isk)?;
-    match isk.state {
-        state::LISTEN if is_stream(isk) => {
-            let backlog = i32::try_from(isk.backlog).unwrap_or(i32::MAX);
-            despite_remains(spaces, isk, ends.local.port, || {
-                rustix::net::listen(fd, backlog).context(|| format!("listen on socket {}", isk.id))
+    let InetEnds { local, remote, device, .. } = &of.ends;
+    match of.state {
+        state::LISTEN if of.kind.is_stream() => {
+            let backlog = i32::try_from(of.backlog).unwrap_or(i32::MAX);
+            despite_remains(spaces, of, local.port, || {
+                rustix::net::listen(fd, backlog).context(|| format!("listen on socket {}", of.file))
             })?;
         }
-        state::ESTABLISHED if !is_stream(isk) => {
-            let remote = Address::from(ends.remote).on_device(fd, ends.device.as_deref())?;
+        state::ESTABLISHED if !of.kind.is_stream() => {
+            let remote = Address::from(*remote).on_device(fd, device.as_deref())?;
             socket::connect(fd, &remote.to_bytes())
-                .context(|| format!("connect socket {} to {remote}", isk.id))?;
+                .context(|| format!("connect socket {} to {remote}", of.file))?;
         }
         _ => {}
     }
-    shut_down(fd, isk.shutdown());
-    multicast::restore(fd, isk.id, &memberships(isk)?)?;
-    restore_options(id_maps, fd, isk)?;
-    restore_flags(fd, isk.flags)
+    shut_down(fd, of.shut);
+    multicast::restore(fd, of.file, &of.memberships)?;
+    restore_options(id_maps, fd, of)?;
+    restore_flags(fd, of.flags)
 }
 
 /// Gives a socket its options when it is what it shall be.
-pub(super) fn restore_options(
-    id_maps: &IdMaps,
-    fd: BorrowedFd<'_>,
-    isk: &InetSkEntry,
-) -> Result<()> {
-    let wanted = inet_options(isk)?;
-    restore_ip(fd, isk.family.cast_signed(), &wanted)?;
-    restore_tcp_options(fd, &wanted.tcp)?;
-    options::restore(id_maps, fd, &SocketOptions::read(&isk.opts))
+pub(super) fn restore_options(id_maps: &IdMaps, fd: BorrowedFd<'_>, of: &InetSocket) -> Result<()> {
+    restore_ip(fd, of.ends.local.family, &of.inet_options)?;
+    restore_tcp_options(fd, &of.inet_options.tcp)?;
+    options::restore(id_maps, fd, &of.options)
 }
 
 /// The kernel shuts down what is not connected, too, but complains.
-pub(super) fn shut_down(fd: BorrowedFd<'_>, how: SkShutdown) {
-    let how = match how {
-        SkShutdown::None => return,
-        SkShutdown::Read => rustix::net::Shutdown::Read,
-        SkShutdown::Write => rustix::net::Shutdown::Write,
-        SkShutdown::Both => rustix::net::Shutdown::Both,
+pub(super) fn shut_down(fd: BorrowedFd<'_>, how: ShutDown) {
+    let how = match (how.receiving, how.sending) {
+        (false, false) => return,
+        (true, false) => rustix::net::Shutdown::Read,
+        (false, true) => rustix::net::Shutdown::Write,
+        (true, true) => rustix::net::Shutdown::Both,
     };
     if let Err(e) = rustix::net::shutdown(fd, how) {
         tracing::debug!("shutdown of an unconnected socket: {e}");
     }
-}
-
-fn memberships(isk: &InetSkEntry) -> Result<Vec<Membership>> {
-    Membership::all(isk).map_err(|reason| Error::invalid("files.img", reason))
-}
-
-fn inet_options(isk: &InetSkEntry) -> Result<InetOptions> {
-    InetOptions::read(isk).map_err(|reason| Error::invalid("files.img", reason))
 }
 
 fn restore_ip(fd: BorrowedFd<'_>, family: i32, wanted: &InetOptions) -> Result<()> {

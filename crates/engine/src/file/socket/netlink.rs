@@ -10,15 +10,15 @@ use libc::{NETLINK_AUDIT, NETLINK_NETFILTER};
 use torpor_images::proto::{FdTypes, FileEntry, NetlinkSkEntry};
 use torpor_kernel::netlink;
 use torpor_kernel::sock_diag::NetlinkSocket;
-use torpor_policy::{Netlink, SocketOptions};
+use torpor_policy::{Netlink, SocketSetup};
 use torpor_sys::socket;
 
-use super::about::{Socket, bad_entry, create, kind_of, restore_flags};
+use super::about::{Socket, create, restore_flags};
 use super::around::Around;
 use super::options;
 use super::spaces::Lists;
 use crate::dump::tasks::Task;
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 use crate::file::Found;
 use crate::file::found::own_pid;
 use crate::namespace::user::IdMaps;
@@ -118,50 +118,38 @@ fn is_receiver(text: &str, portid: u32) -> bool {
     text.lines().any(|line| number(line) == Some(portid))
 }
 
-/// Checks the images.
-///
-/// # Errors
-/// If images are damaged, or contradict each other.
-pub(crate) fn load(entries: &[FileEntry]) -> Result<()> {
-    entries.iter().try_for_each(|entry| read(part(entry)?).map(drop))
-}
-
 /// Makes the socket.
 ///
 /// # Errors
 /// If the socket cannot be made, bound or connected, or does not take an option or a group.
-pub(crate) fn open(spaces: &Namespaces, id_maps: &IdMaps, entry: &FileEntry) -> Result<OwnedFd> {
-    let nlsk = part(entry)?;
-    let socket = create(spaces, &kind_of(entry)?)?;
+pub(crate) fn open(
+    spaces: &Namespaces,
+    id_maps: &IdMaps,
+    id: u32,
+    (setup, netlink): &(SocketSetup, Netlink),
+) -> Result<OwnedFd> {
+    let socket = create(spaces, &setup.kind)?;
     let fd = socket.as_fd();
-    let wanted = SocketOptions::read(&nlsk.opts);
-    options::restore_more(fd, &wanted)?;
-    let Netlink { number, groups, peer, .. } = read(nlsk)?;
+    let wanted = &setup.options;
+    options::restore_more(fd, wanted)?;
+    let Netlink { number, ref groups, peer, .. } = *netlink;
     if number != 0 {
-        let what = || format!("bind netlink socket {} to {number}", entry.id);
+        let what = || format!("bind netlink socket {id} to {number}");
         socket::bind(fd, &address(number, 0)).context(what)?;
     }
     // One by one: bind(2) takes no groups above the 32nd.
-    for group in groups {
+    for &group in groups {
         let group = i32::try_from(group).unwrap_or(i32::MAX);
         socket::set_int(fd, libc::SOL_NETLINK, libc::NETLINK_ADD_MEMBERSHIP, group)
-            .context(|| format!("netlink socket {} joins group {group}", entry.id))?;
+            .context(|| format!("netlink socket {id} joins group {group}"))?;
     }
     if let Some((number, groups)) = peer {
         socket::connect(fd, &address(number, groups))
-            .context(|| format!("connect netlink socket {}", entry.id))?;
+            .context(|| format!("connect netlink socket {id}"))?;
     }
-    options::restore(id_maps, fd, &wanted)?;
-    restore_flags(fd, nlsk.flags)?;
+    options::restore(id_maps, fd, wanted)?;
+    restore_flags(fd, setup.flags)?;
     Ok(socket)
-}
-
-fn part(entry: &FileEntry) -> Result<&NetlinkSkEntry> {
-    entry.nlsk.as_ref().ok_or_else(|| bad_entry(entry.id, "is no netlink socket"))
-}
-
-fn read(nlsk: &NetlinkSkEntry) -> Result<Netlink> {
-    Netlink::read(nlsk).map_err(|reason| Error::invalid("files.img", reason))
 }
 
 /// `struct sockaddr_nl`: family, padding, number, groups.

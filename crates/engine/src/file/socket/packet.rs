@@ -13,14 +13,14 @@ use libc::{
 use rustix::net::netdevice;
 use torpor_images::proto::{FdTypes, FileEntry, PacketMclist, PacketRing, PacketSockEntry};
 use torpor_kernel::sock_diag as diag;
-use torpor_policy::{PacketGroup, PacketSocket, Ring, SocketOptions};
+use torpor_policy::{PacketGroup, PacketSocket, Ring, SocketSetup};
 use torpor_sys::socket::{self, Opt};
 
-use super::about::{Socket, bad_entry, create, kind_of, restore_flags};
+use super::about::{Socket, bad_entry, create, restore_flags};
 use super::around::Around;
 use super::spaces::Lists;
 use super::{options, ring};
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 use crate::file::Found;
 use crate::namespace::Namespaces;
 use crate::namespace::user::IdMaps;
@@ -129,10 +129,10 @@ fn geometry(r: diag::PacketRing) -> PacketRing {
 ///
 /// # Errors
 /// If images are damaged, or contradict each other.
-pub(crate) fn load(entries: &[FileEntry]) -> Result<()> {
-    for entry in entries {
-        if !ring::is_possible(&read(entry)?) {
-            return Err(bad_entry(entry.id, "has a ring that there cannot be"));
+pub(crate) fn load<'f>(all: impl Iterator<Item = (u32, &'f PacketSocket)>) -> Result<()> {
+    for (id, packets) in all {
+        if !ring::is_possible(packets) {
+            return Err(bad_entry(id, "has a ring that there cannot be"));
         }
     }
     Ok(())
@@ -142,19 +142,22 @@ pub(crate) fn load(entries: &[FileEntry]) -> Result<()> {
 ///
 /// # Errors
 /// If the socket cannot be made or bound, or does not take its options, rings or fanout group.
-pub(crate) fn open(spaces: &Namespaces, id_maps: &IdMaps, entry: &FileEntry) -> Result<OwnedFd> {
-    let psk = entry.psk.as_ref().ok_or_else(|| not_one(entry))?;
-    let packets = read(entry)?;
-    let kind = kind_of(entry)?;
+pub(crate) fn open(
+    spaces: &Namespaces,
+    id_maps: &IdMaps,
+    id: u32,
+    (setup, packets): &(SocketSetup, PacketSocket),
+) -> Result<OwnedFd> {
+    let kind = setup.kind;
     let socket = create(spaces, &kind)?;
     let fd = socket.as_fd();
-    let wanted = SocketOptions::read(&psk.opts);
-    options::restore_more(fd, &wanted)?;
-    let what = |what: &str| format!("{what} of packet socket {}", entry.id);
-    restore_options(fd, &packets).context(|| what("an option"))?;
-    restore_rings(fd, &packets).context(|| what("a ring"))?;
-    ring::restore(fd, entry.id, &packets, || create(spaces, &kind.sender_to()))?;
-    bind(fd, &packets).context(|| what("the address"))?;
+    let wanted = &setup.options;
+    options::restore_more(fd, wanted)?;
+    let what = |what: &str| format!("{what} of packet socket {id}");
+    restore_options(fd, packets).context(|| what("an option"))?;
+    restore_rings(fd, packets).context(|| what("a ring"))?;
+    ring::restore(fd, id, packets, || create(spaces, &kind.sender_to()))?;
+    bind(fd, packets).context(|| what("the address"))?;
     packets.groups.iter().try_for_each(|group| {
         restore_membership(fd, group)
             .context(|| what(&format!("a group of device {}", group.device)))
@@ -163,18 +166,9 @@ pub(crate) fn open(spaces: &Namespaces, id_maps: &IdMaps, entry: &FileEntry) -> 
         socket::set_int(fd, libc::SOL_PACKET, PACKET_FANOUT, fanout.cast_signed())
             .context(|| what("the fanout group"))?;
     }
-    options::restore(id_maps, fd, &wanted)?;
-    restore_flags(fd, psk.flags)?;
+    options::restore(id_maps, fd, wanted)?;
+    restore_flags(fd, setup.flags)?;
     Ok(socket)
-}
-
-fn not_one(entry: &FileEntry) -> Error {
-    bad_entry(entry.id, "is no packet socket")
-}
-
-fn read(entry: &FileEntry) -> Result<PacketSocket> {
-    let read = PacketSocket::of(entry).map_err(|reason| Error::invalid("files.img", reason))?;
-    read.ok_or_else(|| not_one(entry))
 }
 
 /// All these must be known before there is a ring.

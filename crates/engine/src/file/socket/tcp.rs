@@ -16,13 +16,13 @@ use std::time::Duration;
 use libc::{TCP_QUEUE_SEQ, TCP_REPAIR_QUEUE, TCP_TIMESTAMP};
 use torpor_images::proto::{InetSkEntry, TcpStreamEntry};
 use torpor_images::{ImageDir, kind};
-use torpor_policy::{SocketOptions, TcpStream};
+use torpor_policy::{Connection, InetEnds, InetSocket, TcpStream};
 use torpor_sys::socket::{self, Instruction, Message, Opt};
 
 use super::about::{Socket, netns_of};
 use super::address::Address;
 use super::around::Around;
-use super::inet::{self, addresses, polled};
+use super::inet::{addresses, polled};
 use super::inject::{ACK, FIN, RST, Segment};
 use super::repair::{
     REPAIR_OFF, REPAIR_OFF_SILENT, REPAIR_ON, Repaired, TCP_REPAIR, get, set, silence, undo_repair,
@@ -68,26 +68,11 @@ fn fin_queued(state: u32) -> bool {
     matches!(state, state::FIN_WAIT1 | state::FIN_WAIT2 | state::LAST_ACK | state::CLOSING)
 }
 
-/// Whether an entry is a connection, of which there is a `tcp-stream` image.
-pub(crate) fn is_connection(isk: &InetSkEntry) -> bool {
-    TcpStream::is_of(isk)
-}
-
-/// The entry of a closed socket that has no `tcp-stream` image, as of a connection with the peer
-/// that it had last; `None` for others.
-pub(super) fn with_last_peer(isk: &InetSkEntry) -> Option<InetSkEntry> {
-    let is_closed = isk.state == state::CLOSE && isk.dst_port == 0 && isk.src_port != 0;
-    let is_tcp = isk.r#type == libc::SOCK_STREAM.cast_unsigned()
-        && isk.proto == libc::IPPROTO_TCP.cast_unsigned();
-    let port = isk.torpor_peer_port.filter(|&port| is_closed && is_tcp && port != 0)?;
-    Some(InetSkEntry { dst_port: port, dst_addr: isk.torpor_peer_addr.clone(), ..isk.clone() })
-}
-
 /// The ends of a connection as packets have them, the remote one first: IPv4 even if the socket
 /// is IPv6.
-pub(crate) fn ends(isk: &InetSkEntry) -> Option<(Address, Address)> {
-    let (local, remote) = addresses(isk).ok()?;
-    Some((remote.as_v4().unwrap_or(remote), local.as_v4().unwrap_or(local)))
+pub(crate) fn ends(of: &InetEnds) -> (Address, Address) {
+    let (local, remote) = (Address::from(of.local), Address::from(of.remote));
+    (remote.as_v4().unwrap_or(remote), local.as_v4().unwrap_or(local))
 }
 
 /// Saves a connection, with the state, addresses and options in `isk`.
@@ -210,7 +195,7 @@ fn read_queue(fd: BorrowedFd<'_>, queue: i32, len: u32) -> std::io::Result<(u32,
 #[derive(Debug)]
 pub(crate) struct Sleeping {
     socket: OwnedFd,
-    isk: InetSkEntry,
+    of: InetSocket,
     stream: TcpStream,
     unsent: Vec<u8>,
     local: Address,
@@ -219,35 +204,36 @@ pub(crate) struct Sleeping {
 
 /// Makes the socket of a connection: bound, connected, its queues filled, in repair
 /// mode. `socket` is new, but for options that are needed before it is bound.
-pub(super) fn open(images: &ImageDir, isk: &InetSkEntry, socket: &OwnedFd) -> Result<Sleeping> {
+pub(super) fn open(images: &ImageDir, of: &InetSocket, socket: &OwnedFd) -> Result<Sleeping> {
     let fd = socket.as_fd();
-    let ends = inet::ends(isk)?;
+    let ends = &of.ends;
     let on_device = |address| Address::from(address).on_device(fd, ends.device.as_deref());
     let (local, remote) = (on_device(ends.local)?, on_device(ends.remote)?);
-    let (stream, received, mut queued) = TcpStream::read(images, isk)?;
+    let (stream, received, mut queued) = TcpStream::read(images, of)?;
     set(fd, TCP_REPAIR, REPAIR_ON)?;
     // The numbers of the first bytes of the queues. Of a connection that is to be
     // established, only that of the first packet.
-    let fins = (u32::from(fin_received(isk.state)), u32::from(fin_queued(isk.state)));
+    let fins = (u32::from(fin_received(of.state)), u32::from(fin_queued(of.state)));
     let first = |(seq, len): (u32, u32), fin: u32| seq.wrapping_sub(fin).wrapping_sub(len);
-    let send_seq = match isk.state {
+    let send_seq = match of.state {
         state::SYN_SENT => stream.queued.0.wrapping_sub(1),
         _ => first(stream.queued, fins.1),
     };
     set_seq(fd, RECV_QUEUE, first(stream.received, fins.0))?;
     set_seq(fd, SEND_QUEUE, send_seq)?;
     set(fd, TCP_REPAIR_QUEUE, 0)?;
-    socket::bind(fd, &local.to_bytes()).context(|| format!("bind socket {} to {local}", isk.id))?;
+    socket::bind(fd, &local.to_bytes())
+        .context(|| format!("bind socket {} to {local}", of.file))?;
     let keep = |unsent| {
-        let (isk, stream) = (isk.clone(), stream);
+        let (of, stream) = (of.clone(), stream);
         let socket = socket.try_clone().context(|| "dup".to_owned())?;
-        Ok(Sleeping { socket, isk, stream, unsent, local, remote })
+        Ok(Sleeping { socket, of, stream, unsent, local, remote })
     };
-    if isk.state == state::SYN_SENT {
+    if of.state == state::SYN_SENT {
         return keep(Vec::new());
     }
     socket::connect(fd, &remote.to_bytes())
-        .context(|| format!("connect socket {} to {remote}", isk.id))?;
+        .context(|| format!("connect socket {} to {remote}", of.file))?;
     // Not before: the first window depends on the buffers.
     options::raise_buffers(fd);
     socket::attach_filter(fd, &only_marked()).context(|| "attach a socket filter".to_owned())?;
@@ -257,7 +243,7 @@ pub(super) fn open(images: &ImageDir, isk: &InetSkEntry, socket: &OwnedFd) -> Re
             set(fd, option, 1)?;
         }
     }
-    let sent = queued.len().saturating_sub(usize::try_from(unsent_len(isk, &stream)).unwrap_or(0));
+    let sent = queued.len().saturating_sub(usize::try_from(unsent_len(of, &stream)).unwrap_or(0));
     let unsent = queued.split_off(sent);
     fill(fd, RECV_QUEUE, &received)?;
     fill(fd, SEND_QUEUE, &queued)?;
@@ -266,8 +252,8 @@ pub(super) fn open(images: &ImageDir, isk: &InetSkEntry, socket: &OwnedFd) -> Re
 
 /// How many bytes at the end of the send queue are left for the time after the repair.
 /// Where the kernel must believe that our FIN was sent, they were sent, too.
-fn unsent_len(isk: &InetSkEntry, stream: &TcpStream) -> u32 {
-    if isk.state == state::CLOSING { 0 } else { stream.unsent }
+fn unsent_len(of: &InetSocket, stream: &TcpStream) -> u32 {
+    if of.state == state::CLOSING { 0 } else { stream.unsent }
 }
 
 fn set_seq(fd: BorrowedFd<'_>, queue: i32, seq: u32) -> Result<()> {
@@ -339,12 +325,12 @@ impl Sleeping {
     /// when the sockets of all connections are there.
     pub(super) fn connect(&self, spaces: &Namespaces) -> Result<()> {
         let fd = self.socket.as_fd();
-        if self.isk.state == state::SYN_SENT {
+        if self.of.state == state::SYN_SENT {
             return Ok(());
         }
-        if self.isk.state != state::CLOSE && tracked::is_there() {
+        if self.of.state != state::CLOSE && tracked::is_there() {
             let (from, to) = self.ends();
-            let space = netns_of(spaces, self.isk.ns_id);
+            let space = netns_of(spaces, self.of.kind.network());
             spaces.in_netns(space, || tracked::carry_on(from, to))?;
         }
         // However full the receive queue is, there must be room for a FIN.
@@ -355,7 +341,7 @@ impl Sleeping {
                 .context(|| "shutdown of a TCP socket".to_owned())
         };
         let reach = |flags, wanted| self.reach(spaces, flags, wanted);
-        match self.isk.state {
+        match self.of.state {
             state::CLOSE_WAIT | state::LAST_ACK => reach(FIN | ACK, state::CLOSE_WAIT)?,
             state::FIN_WAIT2 => {
                 shut()?;
@@ -371,15 +357,15 @@ impl Sleeping {
                     .and_then(|()| shut())
                     .and_then(|()| reach(ACK, state::CLOSE));
                 match closed {
-                    Err(e) if self.isk.torpor_peer_port.is_some() => self.forget_peer(&e)?,
+                    Err(e) if self.of.connection == Connection::LastPeer => self.forget_peer(&e)?,
                     closed => closed?,
                 }
             }
             _ => {}
         }
-        options::restore_buffers(fd, &SocketOptions::read(&self.isk.opts))?;
+        options::restore_buffers(fd, &self.of.options)?;
         match self.stream.window {
-            Some(window) if self.isk.state != state::CLOSE => {
+            Some(window) if self.of.state != state::CLOSE => {
                 self.set_window(window)?;
                 self.fit_segments()
             }
@@ -389,13 +375,13 @@ impl Sleeping {
 
     /// Leaves a closed socket without the peer that it had last, which few programs ask for.
     fn forget_peer(&self, reason: &Error) -> Result<()> {
-        tracing::warn!("socket {} does not know its last peer any more: {reason}", self.isk.id);
+        tracing::warn!("socket {} does not know its last peer any more: {reason}", self.of.file);
         let fd = self.socket.as_fd();
         let nobody = [0; 16];
-        socket::connect(fd, &nobody).context(|| format!("disconnect socket {}", self.isk.id))?;
+        socket::connect(fd, &nobody).context(|| format!("disconnect socket {}", self.of.file))?;
         // What is left of that is an error, which is fetched by this.
         let _ = socket::get_int(fd, libc::SOL_SOCKET, libc::SO_ERROR);
-        super::inet::shut_down(fd, self.isk.shutdown());
+        super::inet::shut_down(fd, self.of.shut);
         Ok(())
     }
 
@@ -425,7 +411,7 @@ impl Sleeping {
     }
 
     fn first_unacknowledged(&self) -> u32 {
-        let fin = u32::from(fin_queued(self.isk.state));
+        let fin = u32::from(fin_queued(self.of.state));
         let (behind, len) = self.stream.queued;
         behind.wrapping_sub(fin).wrapping_sub(len)
     }
@@ -446,7 +432,7 @@ impl Sleeping {
             return Ok(());
         }
         let (from, to) = self.ends();
-        spaces.in_netns(netns_of(spaces, self.isk.ns_id), || tracked::enter(from, to))?;
+        spaces.in_netns(netns_of(spaces, self.of.kind.network()), || tracked::enter(from, to))?;
         self.inject_with(spaces, flags, ack)?;
         if self.is_in_state(wanted, LAST_TRIES)? {
             return Ok(());
@@ -455,7 +441,7 @@ impl Sleeping {
             what: format!(
                 "TCP socket {} does not get to state {wanted}; is there a firewall that drops \
                  packets with mark {MARK:#x}?",
-                self.isk.id
+                self.of.file
             ),
             source: ErrorKind::TimedOut.into(),
         })
@@ -472,15 +458,15 @@ impl Sleeping {
     fn inject_with(&self, spaces: &Namespaces, flags: u8, ack: u32) -> Result<()> {
         // A socket that belongs to a device hears nothing from others.
         let fd = self.socket.as_fd();
-        let wanted = SocketOptions::read(&self.isk.opts);
+        let wanted = &self.of.options;
         if wanted.device.is_some() {
             socket::set(fd, Opt::BINDTODEVICE, b"\0").context(|| "SO_BINDTODEVICE".to_owned())?;
         }
         let (from, to) = self.ends();
         let seq = self.receive_seq()?;
         let segment = Segment { from, to, seq, ack, flags };
-        spaces.in_netns(netns_of(spaces, self.isk.ns_id), || segment.send())?;
-        options::restore_device(fd, &wanted)
+        spaces.in_netns(netns_of(spaces, self.of.kind.network()), || segment.send())?;
+        options::restore_device(fd, wanted)
     }
 
     /// Packets over the loopback device arrive at once, as a rule.
@@ -500,17 +486,17 @@ impl Sleeping {
     fn set_window(&self, words: [u32; 5]) -> Result<()> {
         let words = words.map(u32::to_ne_bytes);
         socket::set(self.socket.as_fd(), Opt::TCP_REPAIR_WINDOW, words.as_flattened())
-            .context(|| format!("TCP_REPAIR_WINDOW of socket {}", self.isk.id))
+            .context(|| format!("TCP_REPAIR_WINDOW of socket {}", self.of.file))
     }
 
     /// The number of the socket in the images.
     pub(crate) fn id(&self) -> u32 {
-        self.isk.id
+        self.of.file
     }
 
     /// The filter that it has until it wakes, and gets its own.
     pub(crate) fn filter(&self) -> Vec<Instruction> {
-        match self.isk.state {
+        match self.of.state {
             state::SYN_SENT => vec![],
             _ => only_marked().to_vec(),
         }
@@ -519,7 +505,7 @@ impl Sleeping {
     /// Closed from here on, it is closed without a word to the peer.
     pub(crate) fn silence(&self) {
         if let Err(e) = silence(self.socket.as_fd()) {
-            tracing::error!("the peer of socket {} may see it end: {e}", self.isk.id);
+            tracing::error!("the peer of socket {} may see it end: {e}", self.of.file);
         }
     }
 
@@ -528,7 +514,7 @@ impl Sleeping {
     /// # Errors
     /// If the guardian is gone.
     pub(super) fn guard(&self, guardian: &Guardian) -> Result<()> {
-        guardian.watch_file(&undo_silence(self.isk.ino), self.socket.as_fd())
+        guardian.watch_file(&undo_silence(self.of.inode), self.socket.as_fd())
     }
 
     /// Lets the connection go on, now that nothing holds its packets back.
@@ -543,14 +529,14 @@ impl Sleeping {
                 .context(|| "SO_DETACH_FILTER".to_owned())?;
         }
         // Only images of engines that did not know the window leave anything to be asked for.
-        let quiet = self.isk.state != state::ESTABLISHED || self.stream.window.is_some();
+        let quiet = self.of.state != state::ESTABLISHED || self.stream.window.is_some();
         set(fd, TCP_REPAIR, if quiet { REPAIR_OFF_SILENT } else { REPAIR_OFF })?;
-        super::inet::restore_options(id_maps, fd, &self.isk)?;
+        super::inet::restore_options(id_maps, fd, &self.of)?;
         if !self.unsent.is_empty() {
             options::raise_buffers(fd);
             send_all(fd, &self.unsent).context(|| "send what was not sent yet".to_owned())?;
         }
-        match self.isk.state {
+        match self.of.state {
             state::FIN_WAIT1 | state::LAST_ACK => {
                 rustix::net::shutdown(fd, rustix::net::Shutdown::Write)
                     .context(|| "shutdown of a TCP socket".to_owned())?;
@@ -558,8 +544,8 @@ impl Sleeping {
             state::SYN_SENT => self.dial()?,
             _ => {}
         }
-        options::restore_buffers(fd, &SocketOptions::read(&self.isk.opts))?;
-        super::about::restore_flags(fd, self.isk.flags)
+        options::restore_buffers(fd, &self.of.options)?;
+        super::about::restore_flags(fd, self.of.flags)
     }
 
     /// Sends the first packet once more, with the same number.
@@ -568,7 +554,7 @@ impl Sleeping {
         super::about::restore_flags(fd, libc::O_NONBLOCK.cast_unsigned())?;
         match socket::connect(fd, &self.remote.to_bytes()) {
             Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => Ok(()),
-            other => other.context(|| format!("connect socket {}", self.isk.id)),
+            other => other.context(|| format!("connect socket {}", self.of.file)),
         }
     }
 }

@@ -139,7 +139,7 @@ fn restore_nearly<'a>(opts: &'a Options, dir: &Path, ids: &[u32]) -> Result<Rest
     let entries = entries(dir);
     let mounts = entries.iter().filter_map(|e| e.usk.as_ref()).map(|u| (u.mnt_id(), 0));
     cx.roots.of_mount = mounts.collect();
-    cx.entries = entries.iter().map(|e| (e.id, e.clone())).collect();
+    cx.described = torpor_policy::OpenFile::all(&entries)?;
     cx.inventory = torpor_policy::Inventory::read(&cx.images)?;
     cx.table().load()?;
     for id in ids.iter().chain(&cx.files.in_flight.clone()) {

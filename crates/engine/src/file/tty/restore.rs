@@ -10,16 +10,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::process::PidfdGetfdFlags;
-use torpor_images::proto::{FileEntry, TtyDataEntry, TtyFileEntry};
+use torpor_images::proto::TtyDataEntry;
 use torpor_images::{ImageDir, kind};
-use torpor_policy::{FileKey, PathFile, Terminal, TerminalKind};
+use torpor_policy::{FileKey, PathFile, Terminal, TerminalFile, TerminalKind};
 use torpor_sys::tty;
 use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Batch, Call, RemoteAddr, Tracee};
 
 use super::{TtyNode, info, queue};
 use crate::error::{Context, Error, Result};
-use crate::file::description::{duplicate, open_flags, outside, part, reopen, set_status_flags};
+use crate::file::description::{duplicate, open_flags, outside, reopen, set_status_flags};
 use crate::file::ext;
 use crate::file::opener::Opener;
 use crate::file::remap::parent;
@@ -41,7 +41,7 @@ pub(crate) struct TtyRestorer {
     /// The pair that each end belongs to: devpts instance and number.
     keys: HashMap<u32, (u32, u32)>,
     data: HashMap<u32, Vec<u8>>,
-    files: Vec<TtyFileEntry>,
+    files: Vec<TerminalFile>,
     pairs: HashMap<(u32, u32), Pair>,
     /// The masters of terminals whose slaves only are in the tree, for the caller.
     pub orphan_masters: Vec<OwnedFd>,
@@ -62,17 +62,16 @@ impl TtyRestorer {
     ///
     /// # Errors
     /// If images are damaged, or contradict each other.
-    pub(crate) fn load(&mut self, images: &ImageDir, entries: &[FileEntry]) -> Result<()> {
+    pub(crate) fn load(&mut self, images: &ImageDir, files: &[&TerminalFile]) -> Result<()> {
         let all = Terminal::all(images)?.into_iter();
         self.infos = all.map(|terminal| (terminal.id, terminal)).collect();
         self.keys = pair_up(&self.infos);
         for data in images.read_all_or_empty::<TtyDataEntry>(kind::TTY_DATA, 0)? {
             self.data.insert(data.tty_id, data.data);
         }
-        for entry in entries {
-            let file = part(entry.id, entry.tty.as_ref(), "terminal")?;
+        for file in files {
             self.info(file)?;
-            self.files.push(*file);
+            self.files.push(**file);
         }
         Ok(())
     }
@@ -80,18 +79,16 @@ impl TtyRestorer {
     /// Opens a description.
     ///
     /// # Errors
-    /// If the entry is no terminal, or is of no known type; if nobody hands an external one in; if
-    /// a pair cannot be made with its number, or its path cannot be opened.
-    pub(crate) fn open(&mut self, cx: &mut Opener<'_>, entry: &FileEntry) -> Result<OwnedFd> {
-        let file = *part(entry.id, entry.tty.as_ref(), "terminal")?;
-        let info = self.info(&file)?;
+    /// If nobody hands an external one in; if a pair cannot be made with its number, or its path cannot be opened.
+    pub(crate) fn open(&mut self, cx: &mut Opener<'_>, file: &TerminalFile) -> Result<OwnedFd> {
+        let info = self.info(file)?;
         match info.kind {
             TerminalKind::Given => external(cx, &info),
-            TerminalKind::Current => self.open_current(cx, &file, &info),
-            TerminalKind::Pair if self.is_ours(cx, &info) => inherited_terminal(cx, &file),
-            TerminalKind::Pair => self.open_pty(cx, &file, &info),
+            TerminalKind::Current => self.open_current(cx, file, &info),
+            TerminalKind::Pair if self.is_ours(cx, &info) => inherited_terminal(cx, file),
+            TerminalKind::Pair => self.open_pty(cx, file, &info),
             TerminalKind::Console | TerminalKind::Virtual | TerminalKind::Serial => {
-                let path = node(cx, &file)?;
+                let path = node(cx, file)?;
                 let (mnt_id, flags) = (path.mount, open_flags(file.flags));
                 let opened = cx.roots.open_path(mnt_id, &path.path, flags, Mode::empty())?;
                 cx.check_opened(&path.path, &opened)?;
@@ -175,12 +172,9 @@ fn is_master(info: &Terminal) -> bool {
 }
 
 /// The path that a terminal was opened by.
-fn node(cx: &Opener<'_>, file: &TtyFileEntry) -> Result<PathFile> {
-    let id = file.regf_id.unwrap_or(file.id);
-    cx.entries
-        .get(&id)
-        .and_then(PathFile::of)
-        .ok_or_else(|| Error::invalid("files.img", format!("terminal {} has no path", file.id)))
+fn node<'a>(cx: &Opener<'a>, file: &TerminalFile) -> Result<&'a PathFile> {
+    let path = || cx.described.get(&file.path?)?.path();
+    path().ok_or_else(|| Error::invalid("files.img", format!("terminal {} has no path", file.file)))
 }
 
 /// A terminal that the caller brings.
@@ -198,7 +192,7 @@ fn external(cx: &Opener<'_>, info: &Terminal) -> Result<OwnedFd> {
 }
 
 /// The caller's own terminal, in place of one that was outside of the tree.
-fn inherited_terminal(cx: &Opener<'_>, file: &TtyFileEntry) -> Result<OwnedFd> {
+fn inherited_terminal(cx: &Opener<'_>, file: &TerminalFile) -> Result<OwnedFd> {
     let own = [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()];
     let terminal = own.into_iter().find(|&fd| rustix::termios::isatty(fd));
     let terminal = terminal.ok_or_else(|| {
@@ -213,9 +207,9 @@ impl TtyRestorer {
         key_in(&self.keys, info)
     }
 
-    fn info(&self, file: &TtyFileEntry) -> Result<Terminal> {
-        self.infos.get(&file.tty_info_id).cloned().ok_or_else(|| {
-            let reason = format!("no terminal {} for file {}", file.tty_info_id, file.id);
+    fn info(&self, file: &TerminalFile) -> Result<Terminal> {
+        self.infos.get(&file.terminal).cloned().ok_or_else(|| {
+            let reason = format!("no terminal {} for file {}", file.terminal, file.file);
             Error::invalid(INFO, reason)
         })
     }
@@ -224,7 +218,7 @@ impl TtyRestorer {
     /// caller takes masters as well, that is one without a path in the tree: runc asks
     /// for both always.
     fn is_ours(&self, cx: &Opener<'_>, info: &Terminal) -> bool {
-        let mut files = self.files.iter().filter(|file| file.tty_info_id == info.id);
+        let mut files = self.files.iter().filter(|file| file.terminal == info.id);
         cx.shell_job
             && !(cx.files.orphan_pts_master && files.any(|file| node(cx, file).is_ok()))
             && info.settings.is_some()
@@ -232,10 +226,10 @@ impl TtyRestorer {
     }
 
     /// The description of the master of a pair, if the tree has it.
-    fn master_of(&self, info: &Terminal) -> Option<TtyFileEntry> {
-        let is_it = |file: &&TtyFileEntry| {
+    fn master_of(&self, info: &Terminal) -> Option<TerminalFile> {
+        let is_it = |file: &&TerminalFile| {
             self.infos
-                .get(&file.tty_info_id)
+                .get(&file.terminal)
                 .is_some_and(|other| is_master(other) && self.key_of(other) == self.key_of(info))
         };
         self.files.iter().find(is_it).copied()
@@ -244,7 +238,7 @@ impl TtyRestorer {
     fn open_pty(
         &mut self,
         cx: &mut Opener<'_>,
-        file: &TtyFileEntry,
+        file: &TerminalFile,
         info: &Terminal,
     ) -> Result<OwnedFd> {
         let pair = self.pair(cx, info)?;
@@ -319,7 +313,7 @@ impl TtyRestorer {
             let (uid, gid) = outside(cx.id_maps, uid, gid);
             rustix::fs::fchown(slave, uid, gid).context(|| "fchown a terminal".to_owned())?;
         }
-        let of_it = self.files.iter().find(|file| file.tty_info_id == info.id);
+        let of_it = self.files.iter().find(|file| file.terminal == info.id);
         if let Some(mode) = of_it.and_then(|file| node(cx, file).ok()?.mode) {
             rustix::fs::fchmod(slave, Mode::from_raw_mode(mode & 0o7777))
                 .context(|| "fchmod a terminal".to_owned())?;
@@ -337,15 +331,15 @@ impl TtyRestorer {
         &self,
         cx: &Opener<'_>,
         info: &Terminal,
-        master: Option<TtyFileEntry>,
+        master: Option<TerminalFile>,
     ) -> Vec<(i32, Vec<u8>, OFlags)> {
         let flags = OFlags::RDWR | OFlags::NOCTTY;
         if let Some(path) = master.and_then(|file| node(cx, &file).ok()) {
-            return vec![(path.mount, path.path, flags)];
+            return vec![(path.mount, path.path.clone(), flags)];
         }
         let key = self.key_of(info);
         let slaves = self.files.iter().filter(|file| {
-            self.infos.get(&file.tty_info_id).is_some_and(|other| self.key_of(other) == key)
+            self.infos.get(&file.terminal).is_some_and(|other| self.key_of(other) == key)
         });
         let mut all: Vec<_> = slaves
             .filter_map(|file| node(cx, file).ok())
@@ -378,7 +372,7 @@ impl TtyRestorer {
     fn open_current(
         &self,
         cx: &mut Opener<'_>,
-        file: &TtyFileEntry,
+        file: &TerminalFile,
         info: &Terminal,
     ) -> Result<OwnedFd> {
         let member = cx
@@ -388,13 +382,13 @@ impl TtyRestorer {
         let member = member.ok_or_else(|| {
             Error::invalid(INFO, format!("/dev/tty of session {}, which has no task", info.session))
         })?;
-        let path = node(cx, file)?.path;
-        let opened = open_inside(cx.tasks[member].remote()?, &path, open_flags(file.flags))?;
-        cx.check_opened(&path, &opened)?;
+        let path = &node(cx, file)?.path;
+        let opened = open_inside(cx.tasks[member].remote()?, path, open_flags(file.flags))?;
+        cx.check_opened(path, &opened)?;
         let stat = rustix::fs::fstat(&opened).context(|| "fstat a terminal".to_owned())?;
         // The task has opened it with all rights.
         if stat.st_rdev != rustix::fs::makedev(CURRENT.0, CURRENT.1) {
-            let path = String::from_utf8_lossy(&path);
+            let path = String::from_utf8_lossy(path);
             return Err(Error::invalid(INFO, format!("{path} is not the terminal of a session")));
         }
         Ok(opened)

@@ -138,12 +138,20 @@ fn values_of_groups_are_compared() {
     assert!(missing.iter().any(named), "{missing:?}");
 }
 
+/// Has the restore read other files than the reader.
+fn change_files(checkpoint: &mut Checkpoint, change: impl FnOnce(&mut Vec<FileEntry>)) {
+    change(&mut checkpoint.entries);
+    checkpoint.files = OpenFile::all(&checkpoint.entries).unwrap();
+}
+
 /// The restore does not take the reader's word for numbers that lead somewhere.
 #[test]
 fn references_are_looked_at_again() {
     let strange = |checkpoint: &mut Checkpoint| {
-        let mut sockets = checkpoint.files.values_mut().filter_map(|file| file.isk.as_mut());
-        sockets.next().unwrap().ns_id = Some(99);
+        change_files(checkpoint, |files| {
+            let mut sockets = files.iter_mut().filter_map(|file| file.isk.as_mut());
+            sockets.next().unwrap().ns_id = Some(99);
+        });
     };
     let error = compared(&copy("container"), |_| false, strange).unwrap_err().to_string();
     assert!(error.contains("net namespace 99, which is none"), "{error}");
@@ -163,7 +171,10 @@ fn no_message_has_an_io_uring() {
     let change = |checkpoint: &mut Checkpoint| {
         let torpor_io_uring = Some(TorporIoUringEntry { id, ..TorporIoUringEntry::default() });
         let ring = FileEntry { id, torpor_io_uring, ..FileEntry::default() };
-        checkpoint.files.insert(id, FileEntry { r#type: FdTypes::Ext.into(), ..ring });
+        let ring = FileEntry { r#type: FdTypes::Ext.into(), ..ring };
+        change_files(checkpoint, |files| {
+            *files.iter_mut().find(|file| file.id == id).unwrap() = ring;
+        });
     };
     let error = compared(&images, |_| false, change).unwrap_err().to_string();
     assert!(error.contains("io_uring instance") && error.contains("no socket carries"), "{error}");
@@ -218,8 +229,10 @@ fn sockets_that_became_others_are_found() {
             "container",
             |_| false,
             |checkpoint| {
-                let sockets = checkpoint.files.values_mut().filter_map(|file| file.isk.as_mut());
-                sockets.for_each(|socket| change(&mut socket.opts));
+                change_files(checkpoint, |files| {
+                    let sockets = files.iter_mut().filter_map(|file| file.isk.as_mut());
+                    sockets.for_each(|socket| change(&mut socket.opts));
+                });
             },
         )
     };
@@ -240,8 +253,9 @@ fn peers_of_unix_sockets_are_found() {
             "container",
             |_| false,
             |checkpoint| {
-                let sockets = checkpoint.files.values_mut();
-                sockets.filter_map(|file| file.usk.as_mut()).for_each(change);
+                change_files(checkpoint, |files| {
+                    files.iter_mut().filter_map(|file| file.usk.as_mut()).for_each(change);
+                });
             },
         )
     };

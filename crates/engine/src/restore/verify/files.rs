@@ -6,16 +6,14 @@ use std::fs::read_link;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::fs::{FileType, OFlags};
-use torpor_images::proto::FileEntry;
-use torpor_policy::collect::network_of;
-use torpor_policy::{Descriptor, SignalOwner, SocketOptions, TableNumber};
+use torpor_policy::{Descriptor, OpenFile, SignalOwner, TableNumber};
 use torpor_sys::kcmp::{Object, kcmp};
 use torpor_sys::socket;
 
 use super::{differs, given, unix, wrong};
 use crate::error::{Context, Result};
+use crate::file::OpenFiles;
 use crate::file::socket::netns_of;
-use crate::file::{OpenFiles, fown};
 use crate::namespace::Namespaces;
 use crate::options::Given;
 use crate::proc;
@@ -25,7 +23,7 @@ use crate::restore::tasks::Task;
 pub(super) struct Opened<'c> {
     pub tasks: &'c [Task],
     pub files: &'c OpenFiles,
-    pub entries: &'c HashMap<u32, FileEntry>,
+    pub described: &'c HashMap<u32, OpenFile>,
     pub spaces: &'c Namespaces,
     /// What the caller has handed over.
     pub given: &'c Given,
@@ -77,8 +75,8 @@ impl<'c> Opened<'c> {
             return Err(differs(task.vpid, &name, wanted, now));
         }
         // Of pidfds the images do not have it: all are the same.
-        let described = self.entries.get(&entry.file).filter(|of| of.pidfd.is_none());
-        let described = described.and_then(|of| fown::owner_in(self.entries, of));
+        let described = self.described.get(&entry.file).filter(|of| of.pidfd().is_none());
+        let described = described.and_then(|of| of.owner(self.described));
         let Some(SignalOwner { flags, .. }) = described else { return Ok(()) };
         let access = |flags: OFlags| flags & (OFlags::RWMODE | OFlags::PATH);
         let wanted = access(OFlags::from_bits_retain(flags));
@@ -93,11 +91,9 @@ impl<'c> Opened<'c> {
     /// The network namespaces of sockets, and with whom Unix sockets are connected.
     pub(super) fn sockets(&self) -> Result<()> {
         let own = proc::ns_inode(i32::try_from(std::process::id()).unwrap_or_default(), "net")?;
-        for (id, entry) in self.entries {
-            if SocketOptions::all(entry).next().is_none() {
-                continue;
-            }
-            let Some(ns) = self.spaces.by_id(netns_of(self.spaces, network_of(entry))) else {
+        for (id, described) in self.described {
+            let Some(kind) = described.socket() else { continue };
+            let Some(ns) = self.spaces.by_id(netns_of(self.spaces, kind.network())) else {
                 continue;
             };
             let Some(file) = self.files.get(*id).filter(|file| is_socket(*file)) else { continue };
@@ -110,7 +106,7 @@ impl<'c> Opened<'c> {
                 None => continue,
             };
             // One that the caller has handed over is where the caller has it.
-            if now != wanted && !given::is_given(self, entry) {
+            if now != wanted && !given::is_given(self, described) {
                 let text =
                     format!("socket {id}: its network namespace is inode {now}, not {wanted}");
                 return Err(wrong(text));

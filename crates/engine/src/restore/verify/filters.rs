@@ -19,18 +19,18 @@ use crate::file::socket::tcp::Sleeping;
 /// The first one that has another; getsockopt(2).
 pub(super) fn check(opened: &Opened<'_>, sleeping: &[Sleeping]) -> Result<()> {
     let asleep: HashMap<u32, &Sleeping> = sleeping.iter().map(|s| (s.id(), s)).collect();
-    for (id, entry) in opened.entries {
-        let Some(options) = SocketOptions::all(entry).next() else { continue };
+    for (id, described) in opened.described {
+        let Some(options) = described.socket_options() else { continue };
         let Some(file) = opened.files.get(*id).filter(|file| is_socket(*file)) else { continue };
         // One that the caller has handed over is as the caller has it.
-        if given::is_given(opened, entry) {
+        if given::is_given(opened, described) {
             continue;
         }
         match asleep.get(id) {
             Some(connection) => is_as(*id, file, &connection.filter())?,
             None => {
-                is_as(*id, file, &filter_of(&options))?;
-                is_kept(*id, file, &options)?;
+                is_as(*id, file, &filter_of(options))?;
+                is_kept(*id, file, options)?;
             }
         }
     }

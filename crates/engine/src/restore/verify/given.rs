@@ -5,8 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::fs::Stat;
 use torpor_images::ImageDir;
-use torpor_images::proto::FileEntry;
-use torpor_policy::{FileKey, Terminal};
+use torpor_policy::{FileKey, OpenFile, Terminal};
 use torpor_sys::kcmp::{Object, kcmp};
 
 use super::files::Opened;
@@ -24,11 +23,11 @@ pub(super) fn check(opened: &Opened<'_>, images: &ImageDir) -> Result<()> {
         return Ok(());
     }
     let terminals = Terminal::all(images)?;
-    for (&id, entry) in opened.entries {
+    for (&id, described) in opened.described {
         let Some(file) = opened.files.get(id) else { continue };
-        // A FIFO is opened by a path that has an entry of its own.
-        let path = entry.fifo.as_ref().and_then(|fifo| opened.entries.get(&fifo.regf_id?));
-        let name = FileKey::of(path.unwrap_or(entry), &terminals);
+        // A FIFO is opened by a path that is described by itself.
+        let path = described.fifo().and_then(|fifo| opened.described.get(&fifo.path));
+        let name = FileKey::of(path.unwrap_or(described), &terminals);
         let given = name.and_then(|name| ext::inherited(opened.given, &name));
         match given {
             Some(given) if !is_as(file, given)? => {
@@ -41,9 +40,9 @@ pub(super) fn check(opened: &Opened<'_>, images: &ImageDir) -> Result<()> {
     Ok(())
 }
 
-/// Whether the caller has handed over what an entry describes, which is no terminal.
-pub(super) fn is_given(opened: &Opened<'_>, entry: &FileEntry) -> bool {
-    let name = FileKey::of(entry, &[]);
+/// Whether the caller has handed over a file, which is no terminal.
+pub(super) fn is_given(opened: &Opened<'_>, described: &OpenFile) -> bool {
+    let name = FileKey::of(described, &[]);
     name.is_some_and(|name| ext::inherited(opened.given, &name).is_some())
 }
 

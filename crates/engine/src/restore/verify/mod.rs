@@ -16,8 +16,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
 
 use torpor_images::ImageDir;
-use torpor_images::proto::FileEntry;
-use torpor_policy::{Capabilities, Credentials, IoUring, LIMITS, Seccomp};
+use torpor_policy::{Capabilities, Credentials, LIMITS, OpenFile, Seccomp};
 use torpor_sys::ptrace::seccomp_filter;
 
 use self::files::Opened;
@@ -56,7 +55,7 @@ pub(crate) struct Made<'c> {
     /// The open files.
     pub files: &'c OpenFiles,
     /// What `files.img` says, by id.
-    pub entries: &'c HashMap<u32, FileEntry>,
+    pub described: &'c HashMap<u32, OpenFile>,
     /// Connections that wait for their tasks.
     pub sleeping: &'c [Sleeping],
 }
@@ -72,7 +71,7 @@ pub(crate) fn check(cx: &Made<'_>) -> Result<()> {
     let mut opened = Opened {
         tasks: cx.tasks,
         files: cx.files,
-        entries: cx.entries,
+        described: cx.described,
         spaces: cx.spaces,
         given: &cx.opts.given,
         compared: HashMap::new(),
@@ -279,7 +278,7 @@ fn rights(cx: &Made<'_>, index: usize, level: usize) -> Result<()> {
 
 /// What threads of the kernel may do that fetch requests of io_uring for a task: they work in its name.
 fn fetchers(cx: &Made<'_>, task: &Task) -> Result<()> {
-    let ring = |id: u32| cx.entries.get(&id).and_then(IoUring::of);
+    let ring = |id: u32| cx.described.get(&id).and_then(OpenFile::io_uring);
     let is_polled = task.image.fds.iter().any(|fd| ring(fd.file).is_some_and(|r| r.is_polled()));
     let given = task.image.rights().filter(|_| is_polled);
     let Some(given) = given else { return Ok(()) };

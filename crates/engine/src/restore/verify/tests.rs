@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::DupFlags;
+use torpor_images::kind;
 use torpor_images::proto::{FileEntry, SkOption, SkOptsEntry, UidGidExtent, UsernsEntry};
 use torpor_policy::seccomp::Filter;
 use torpor_policy::{Capabilities, ClockTimes, Policy, Rules, Sets};
@@ -242,10 +243,23 @@ fn inherit_chown(cx: &mut Restore<'_>) {
     assert!(batch.run().unwrap().first_error().is_none());
 }
 
-fn entry<'c>(cx: &'c mut Restore<'_>, fd: i32) -> &'c mut FileEntry {
+/// The number of an open file of the first task.
+fn id_of(cx: &Restore<'_>, fd: i32) -> u32 {
     let fds = &cx.tasks[0].image.fds;
-    let id = fds.iter().find(|entry| entry.fd == fd.cast_unsigned()).unwrap().file;
-    cx.entries.get_mut(&id).unwrap()
+    fds.iter().find(|descriptor| descriptor.fd == fd.cast_unsigned()).unwrap().file
+}
+
+/// What the images say of it.
+fn entry(cx: &Restore<'_>, fd: i32) -> FileEntry {
+    let files: Vec<FileEntry> = cx.images.read_all(kind::FILES, 0).unwrap();
+    files.into_iter().find(|file| file.id == id_of(cx, fd)).unwrap()
+}
+
+/// Has them say something else.
+fn change(cx: &mut Restore<'_>, fd: i32, change: impl FnOnce(&mut FileEntry)) {
+    let mut entry = entry(cx, fd);
+    change(&mut entry);
+    cx.described.insert(entry.id, OpenFile::read(&entry).unwrap());
 }
 
 #[test]
@@ -324,10 +338,11 @@ fn what_is_made_otherwise_is_named() {
         }),
         ("oom_score_adj is ", |cx| cx.tasks[0].image.limits.oom_score_adj = Some(1001)),
         ("the access mode of descriptor 3 is 0 and was to be 2", |cx| {
-            entry(cx, FILE).reg.as_mut().unwrap().flags = libc::O_RDWR.cast_unsigned();
+            let flags = libc::O_RDWR.cast_unsigned();
+            change(cx, FILE, |entry| entry.reg.as_mut().unwrap().flags = flags);
         }),
         ("the access mode of descriptor 4 is 2 and was to be 0", |cx| {
-            entry(cx, SOCKET).isk.as_mut().unwrap().flags = 0;
+            change(cx, SOCKET, |entry| entry.isk.as_mut().unwrap().flags = 0);
         }),
         ("its network namespace is inode", socket_of_this_host),
     ]);
@@ -345,7 +360,7 @@ fn socket_of_this_host(cx: &mut Restore<'_>) {
         pid: 0,
     };
     cx.ns.all.push(hosts);
-    entry(cx, SOCKET).isk.as_mut().unwrap().ns_id = Some(900_001);
+    change(cx, SOCKET, |entry| entry.isk.as_mut().unwrap().ns_id = Some(900_001));
 }
 
 /// A filter of sockets that takes so many bytes of each packet: `BPF_RET | BPF_K` of linux/filter.h.
@@ -355,7 +370,7 @@ fn taking(bytes: u32) -> Instruction {
 
 /// Gives the socket of the subject a filter.
 fn attach(cx: &mut Restore<'_>, program: &[Instruction]) {
-    let id = entry(cx, SOCKET).id;
+    let id = id_of(cx, SOCKET);
     socket::attach_filter(cx.files.opened.get(id).unwrap(), program).unwrap();
 }
 
@@ -364,23 +379,25 @@ fn sockets_with_other_filters_are_named() {
     // As images have `taking(5)`, and `SO_LOCK_FILTER` with its number in asm-generic/socket.h.
     const TAKING_FIVE: u64 = 0x0006_0000_0000_0005;
     const LOCK: SkOption = SkOption { level: 1, name: 44, value: vec![] };
-    fn options<'c>(cx: &'c mut Restore<'_>) -> &'c mut SkOptsEntry {
-        &mut entry(cx, SOCKET).isk.as_mut().unwrap().opts
+    fn options(cx: &mut Restore<'_>, set: impl FnOnce(&mut SkOptsEntry)) {
+        change(cx, SOCKET, |entry| set(&mut entry.isk.as_mut().unwrap().opts));
     }
     let asleep = Asleep::new(&["-pn"]);
     asleep.refused(&[
         ("its filter is one of 1 instructions and was to be none", |cx| attach(cx, &[taking(5)])),
         ("its filter is none and was to be one of 1 instructions", |cx| {
-            options(cx).so_filter = vec![TAKING_FIVE];
+            options(cx, |options| options.so_filter = vec![TAKING_FIVE]);
         }),
         ("its filter is another one of 1 instructions", |cx| {
-            options(cx).so_filter = vec![TAKING_FIVE];
+            options(cx, |options| options.so_filter = vec![TAKING_FIVE]);
             attach(cx, &[taking(6)]);
         }),
-        ("its filter can be taken away", |cx| options(cx).torpor_options.push(LOCK)),
+        ("its filter can be taken away", |cx| {
+            options(cx, |options| options.torpor_options.push(LOCK));
+        }),
     ]);
     let as_planned = |cx: &mut Restore<'_>| {
-        options(cx).so_filter = vec![TAKING_FIVE];
+        options(cx, |options| options.so_filter = vec![TAKING_FIVE]);
         attach(cx, &[taking(5)]);
     };
     asleep.made_otherwise(as_planned).unwrap();
@@ -505,11 +522,11 @@ fn what_is_given_is_where_it_was_named() {
     asleep.given.inherit_fd = vec![InheritFd { fd: Arc::new(fd.into()), key }];
     asleep.refused(&[
         ("is the one that was handed over as", |cx| {
-            entry(cx, FILE).reg.as_mut().unwrap().name = b"/another".to_vec();
+            change(cx, FILE, |entry| entry.reg.as_mut().unwrap().name = b"/another".to_vec());
         }),
         ("is not the one that was handed over for it", |cx| {
-            let name = entry(cx, FILE).reg.as_ref().unwrap().name.clone();
-            entry(cx, 0).reg.as_mut().unwrap().name = name;
+            let name = entry(cx, FILE).reg.unwrap().name;
+            change(cx, 0, |entry| entry.reg.as_mut().unwrap().name = name);
         }),
         ("its network namespace is inode", socket_of_this_host),
         ("the net namespace is", |cx| unshare(cx, libc::CLONE_NEWNET)),
@@ -526,10 +543,10 @@ fn connect(cx: &mut Restore<'_>, fd: i32, address: &[u8]) {
 
 /// Gives one socket of the images the peer of another, and that the peer of the first.
 fn exchange_peers(cx: &mut Restore<'_>, a: i32, b: i32) {
-    let peer = |cx: &mut Restore<'_>, fd| entry(cx, fd).usk.as_ref().unwrap().peer;
-    let (of_a, of_b) = (peer(cx, a), peer(cx, b));
-    entry(cx, a).usk.as_mut().unwrap().peer = of_b;
-    entry(cx, b).usk.as_mut().unwrap().peer = of_a;
+    let [of_a, of_b] = [a, b].map(|fd| entry(cx, fd).usk.unwrap().peer);
+    let mut set = |fd, peer| change(cx, fd, |entry| entry.usk.as_mut().unwrap().peer = peer);
+    set(a, of_b);
+    set(b, of_a);
 }
 
 #[test]
@@ -547,11 +564,13 @@ fn unix_sockets_with_other_peers_are_named() {
         ("is connected to nobody and was to be to socket", |cx| connect(cx, E, &[0; 16])),
         ("and was to be to nobody", |cx| connect(cx, H, b"\x01\0\0name")),
         ("and was to be to socket", |cx| connect(cx, E, b"\x01\0\0name")),
-        ("and was to be to nobody", |cx| entry(cx, A).usk.as_mut().unwrap().peer = 0),
+        ("and was to be to nobody", |cx| {
+            change(cx, A, |entry| entry.usk.as_mut().unwrap().peer = 0);
+        }),
         // It waits at no other one, and nobody else waits there.
         ("and was to be to socket", |cx| {
-            let listener = entry(cx, LISTENER).usk.as_ref().unwrap().ino;
-            entry(cx, A).usk.as_mut().unwrap().peer = listener;
+            let listener = entry(cx, LISTENER).usk.unwrap().ino;
+            change(cx, A, |entry| entry.usk.as_mut().unwrap().peer = listener);
         }),
     ]);
 }

@@ -10,7 +10,7 @@ use torpor_sys::socket;
 
 use super::files::Opened;
 use super::{given, wrong};
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 use crate::namespace::run_in;
 
 /// What the kernel lists in a network namespace, by inode number.
@@ -23,12 +23,11 @@ type List = HashMap<u32, UnixSocket>;
 /// sockets (sock_diag(7)).
 pub(super) fn peers(opened: &Opened<'_>) -> Result<()> {
     let (mut outside, mut sockets) = (HashSet::new(), vec![]);
-    for entry in opened.entries.values() {
-        let end = UnixEnd::of(entry).map_err(|why| Error::invalid("files.img", why))?;
-        let Some(end) = end else { continue };
+    for described in opened.described.values() {
+        let Some(end) = described.unix() else { continue };
         // Some are found by their names, and no task has them; what the caller has handed over has the peer that the
         // caller has given it.
-        if end.outside.is_some() || given::is_given(opened, entry) {
+        if end.outside.is_some() || given::is_given(opened, described) {
             outside.insert(end.link.inode);
         } else {
             sockets.extend(SocketHere::of(opened, end)?);
@@ -49,13 +48,13 @@ pub(super) fn peers(opened: &Opened<'_>) -> Result<()> {
 
 /// A socket of the images, as it is here.
 struct SocketHere<'c> {
-    end: UnixEnd,
+    end: &'c UnixEnd,
     file: BorrowedFd<'c>,
     inode: u32,
 }
 
 impl<'c> SocketHere<'c> {
-    fn of(opened: &'c Opened<'_>, end: UnixEnd) -> Result<Option<Self>> {
+    fn of(opened: &'c Opened<'_>, end: &'c UnixEnd) -> Result<Option<Self>> {
         let Some(file) = opened.files.get(end.file) else { return Ok(None) };
         let stat = rustix::fs::fstat(file).context(|| format!("fstat of socket {}", end.file))?;
         Ok(u32::try_from(stat.st_ino).ok().map(|inode| SocketHere { end, file, inode }))

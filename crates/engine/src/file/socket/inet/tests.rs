@@ -115,7 +115,7 @@ fn closed_sockets_stay_what_they_were() {
         })
         .unwrap();
         let ended = new(libc::AF_INET, libc::SOCK_STREAM, 0);
-        shut_down(ended.as_fd(), SkShutdown::Both);
+        shut_down(ended.as_fd(), SkShutdown::Both.into());
         let restored = cycle(&Options::default(), vec![fresh, bound, ended]);
         let [fresh, bound, ended] = restored.try_into().unwrap();
         let name = |s: &OwnedFd| Address::parse(&socket::local_address(s.as_fd()).unwrap());
@@ -137,7 +137,7 @@ fn datagram_sockets_keep_their_peers() {
         let client = UdpSocket::bind("127.0.0.1:0").unwrap();
         client.connect("127.0.0.1:53").unwrap();
         let silent = UdpSocket::bind("[::]:54").unwrap();
-        shut_down(silent.as_fd(), SkShutdown::Read);
+        shut_down(silent.as_fd(), SkShutdown::Read.into());
         set(&silent, libc::SOL_SOCKET, libc::SO_BROADCAST, 1);
         let address = client.local_addr().unwrap();
         let restored =

@@ -11,8 +11,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use prost::Message as _;
 use rustix::net::{Shutdown, SocketFlags};
 use torpor_images::ImageDir;
-use torpor_images::proto::{CriuDumpResp, CriuReqType, CriuResp, FileEntry};
-use torpor_policy::{FileKey, ProcessIds, ShutDown, UnixEnd, UnixEnds, UnixLink, UnixState};
+use torpor_images::proto::{CriuDumpResp, CriuReqType, CriuResp};
+use torpor_policy::{
+    FileKey, OpenFile, ProcessIds, ShutDown, UnixEnd, UnixEnds, UnixLink, UnixState,
+};
 use torpor_sys::socket::{self, Credentials, Message};
 
 use super::name::{self, Names, Reach};
@@ -47,13 +49,14 @@ impl UnixRestorer {
     pub(crate) fn load(
         &mut self,
         images: &ImageDir,
-        all: &HashMap<u32, FileEntry>,
-        entries: &[FileEntry],
+        all: &HashMap<u32, OpenFile>,
+        ends: &[&UnixEnd],
     ) -> Result<Vec<u32>> {
-        self.ends = UnixEnds::of(entries).map_err(|reason| Error::invalid("files.img", reason))?;
+        let ends = UnixEnds::of(ends.iter().copied().cloned());
+        self.ends = ends.map_err(|reason| Error::invalid("files.img", reason))?;
         self.packets = Packets::load(images)?;
         // Others of the file are for Internet sockets.
-        let is_inet = |id: &u32| all.get(id).is_some_and(|entry| entry.isk.is_some());
+        let is_inet = |id: &u32| all.get(id).is_some_and(|file| file.inet().is_some());
         self.packets.queued.retain(|id, _| !is_inet(id));
         for id in self.packets.queued.keys().chain(self.packets.pending.keys()) {
             if self.ends.get(*id).is_none() {
@@ -84,8 +87,8 @@ impl UnixRestorer {
     /// # Errors
     /// If the images have no such socket or not its peer; if that is outside, and not for datagrams; if a socket cannot
     /// be made or bound to its name; if nobody hands an external one in.
-    pub(crate) fn open(&mut self, cx: &mut Neighbours<'_>, entry: &FileEntry) -> Result<OwnedFd> {
-        let end = self.end(entry.id)?.clone();
+    pub(crate) fn open(&mut self, cx: &mut Neighbours<'_>, end: &UnixEnd) -> Result<OwnedFd> {
+        let end = end.clone();
         if let Some(file) = inherited(cx, &end)? {
             return Ok(file);
         }
