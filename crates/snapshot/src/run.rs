@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, OnceCell};
 use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 use std::thread;
@@ -255,8 +256,8 @@ fn report(args: &RunArgs, id: &str, started: &Started) {
             tell!("Hint: {hint}");
         }
     }
-    if args.json {
-        let object = json!({
+    let text = if args.json {
+        json!({
             "id": id,
             "reference": args.reference.to_string(),
             "started_from": from,
@@ -271,10 +272,14 @@ fn report(args: &RunArgs, id: &str, started: &Started) {
             "unforeseen": started.sum.unforeseen,
             "pid": started.pid,
             "template": started.shares,
-        });
-        println!("{object}");
+        })
+        .to_string()
     } else {
-        println!("{id} {from} {}", started.pid);
+        format!("{id} {from} {}", started.pid)
+    };
+    // It runs, and those after it are still to be started, also if nobody reads that.
+    if let Err(error) = writeln!(io::stdout(), "{text}") {
+        tell!("Warning: {id} runs ({from}) as process {}; standard output: {error}", started.pid);
     }
 }
 

@@ -78,6 +78,28 @@ fn a_start_runs_no_programs_to_look_for_locks() {
     assert!(called.is_empty(), "{called}");
 }
 
+/// A container that runs was started, whoever reads that: status 1 says that nothing was, and would have it started twice.
+#[test]
+fn containers_are_started_though_nobody_reads_it() {
+    let fixture = Fixture::new("unread", 50);
+    let reference = fixture.reference();
+    fixture.create(&reference, &["--no-trial"]);
+    for more in [&[] as &[&str], &["--json"]] {
+        let name = format!("many{}", more.len());
+        let mut run = fixture.torpor(&["run", &reference, "--id", &fixture.id(&name)]);
+        run.args(["--count", "2"]).args(more).arg("--runc-root").arg(fixture.path("runc"));
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = run.stdout(full).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
+        for number in [1, 2] {
+            let name = format!("{name}-{number}");
+            fixture.answers_right(&name);
+            let warning = format!("Warning: {} runs (snapshot) as process ", fixture.id(&name));
+            assert!(shown(&output).contains(&warning), "{}", shown(&output));
+        }
+    }
+}
+
 /// Which process it has started runc has noted: to ask it would hold up whoever waits for the first answer.
 #[test]
 fn a_start_calls_runc_once() {
