@@ -126,6 +126,7 @@ pub fn create(args: &CreateArgs) -> Result<ExitCode> {
     }
     interrupt::heed();
     let (work, owner) = places::scratch(places::CREATE)?;
+    instance::note_runtime(work.path(), args.runtime.root.as_deref())?;
     let is_tried_sealed = !args.no_trial && !args.recipient.is_empty();
     let maker = Maker {
         args,
@@ -577,8 +578,9 @@ impl Maker<'_> {
     }
 }
 
-/// Removes what the making of a snapshot has started: containers, and mounts in `work`.
-pub fn clean(runc: &Runc, id: &str, work: &Path) {
+/// Removes what the making of a snapshot has started: containers, and mounts in `work`. Returns how many bytes that were.
+pub fn clean(runc: &Runc, id: &str, work: &Path) -> u64 {
+    let mut freed = 0;
     if work.join(BY_PODMAN).exists()
         && let Ok(podman) = Podman::new()
     {
@@ -588,9 +590,10 @@ pub fn clean(runc: &Runc, id: &str, work: &Path) {
         let dir = work.join(dir);
         if dir.exists() {
             runc.delete(&id);
-            crate::instance::release(&dir);
+            freed += instance::release(&dir);
         }
     }
+    freed
 }
 
 /// Options of the engine that name files, as lines of its configuration.

@@ -104,10 +104,7 @@ impl Instance {
         changes(&self.dir.join(CHANGES))?;
         let origin = serde_json::to_vec(&bundle.origin()).context(|| ORIGIN)?;
         fs::write(self.dir.join(ORIGIN), origin).context(shown)?;
-        if let Some(runtime) = own.runtime {
-            let place = std::path::absolute(runtime).context(shown)?;
-            symlink(place, self.dir.join(RUNTIME)).context(shown)?;
-        }
+        note_runtime(&self.dir, own.runtime)?;
         self.mount(&bundle.root)?;
         let mut config = self.config(bundle, own);
         if let Some(number) = own.generation {
@@ -174,6 +171,25 @@ impl Instance {
     pub fn remove(&self) {
         release(&self.dir);
     }
+}
+
+/// Notes in the directory of what belongs to containers where their runtime keeps its state, if not where it usually does.
+///
+/// # Errors
+/// If the note cannot be made: the disk is full, or the current directory is gone, which a relative path begins at.
+pub fn note_runtime(dir: &Path, root: Option<&Path>) -> Result<()> {
+    let Some(root) = root else { return Ok(()) };
+    let shown = || dir.display().to_string();
+    symlink(std::path::absolute(root).context(shown)?, dir.join(RUNTIME)).context(shown)
+}
+
+/// The runtime of the containers in `dir`: that which was noted, or the one with its state in `root`.
+///
+/// # Errors
+/// If there is no place for the name `criu`.
+pub fn runtime_of(dir: &Path, root: Option<&Path>) -> Result<Runc> {
+    let noted = fs::read_link(dir.join(RUNTIME)).ok();
+    Runc::new(noted.as_deref().or(root))
 }
 
 /// The options of an overlay. Whatever is usual on this machine, what is changed in it is whole in the layer `upper`:
@@ -269,8 +285,7 @@ pub fn is_asleep(dir: &Path) -> bool {
 pub fn collect(dir: &Path, root: Option<&Path>) -> Result<u64> {
     let id = dir.file_name().unwrap_or_default().to_string_lossy();
     let Ok(_claim) = places::claim(dir) else { return Ok(0) };
-    let noted = fs::read_link(dir.join(RUNTIME)).ok();
-    let runc = Runc::new(noted.as_deref().or(root))?;
+    let runc = runtime_of(dir, root)?;
     match is_asleep(dir) || runc.state(&id)?.is_some() {
         true => Ok(0),
         false => Ok(release(dir)),

@@ -18,7 +18,7 @@ use crate::description::{Description, MAX_CONFIG};
 use crate::error::{Error, Result};
 use crate::instance;
 use crate::progress::{self, size};
-use crate::runc::{Runc, Runtime};
+use crate::runc::Runtime;
 use crate::signature::{self, TrustIn};
 use crate::{cache, places, template};
 
@@ -241,7 +241,6 @@ pub fn gc(args: &GcArgs) -> Result<ExitCode> {
         freed += place(reference)?.collect()?;
     } else {
         template::sweep();
-        let runc = Runc::new(args.runtime.root.as_deref())?;
         for entry in fs::read_dir(places::instances()).into_iter().flatten().flatten() {
             freed += instance::collect(&entry.path(), args.runtime.root.as_deref())?;
         }
@@ -252,7 +251,9 @@ pub fn gc(args: &GcArgs) -> Result<ExitCode> {
             let is_open = created.is_some() || name.starts_with(places::IMPORT);
             if is_open && places::claim(&entry.path()).is_ok() {
                 if let Some(number) = created {
-                    create::clean(&runc, &format!("torpor-create-{number}"), &entry.path());
+                    let runc = instance::runtime_of(&entry.path(), args.runtime.root.as_deref())?;
+                    freed +=
+                        create::clean(&runc, &format!("torpor-create-{number}"), &entry.path());
                 }
                 freed += instance::release(&entry.path());
             }
