@@ -18,6 +18,26 @@ pub fn name(id: &str, number: u32, count: u32) -> String {
     if count == 1 { id.to_owned() } else { format!("{id}-{number}") }
 }
 
+/// The longest name of a host that the kernel takes.
+const HOSTNAME_MAX: usize = 64;
+
+/// Fails for what cannot be the name of a host: nothing would be started by that name.
+///
+/// # Errors
+/// If it is empty or longer than 64 bytes, or has a space or a control character in it.
+pub fn check_hostname(name: &str) -> Result<()> {
+    let why = match name {
+        "" => "it is empty",
+        _ if name.len() > HOSTNAME_MAX => "it is longer than 64 bytes",
+        _ if name.contains(|c: char| c.is_whitespace() || c.is_control()) => {
+            "it has a space or a control character"
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::new(format!("{name:?} cannot be the name of a host: {why}"))
+        .hint("--hostname NAME gives the container another one than that of --id"))
+}
+
 /// Gives the restored host its name.
 ///
 /// # Errors
@@ -61,6 +81,18 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
+
+    #[test]
+    fn names_of_hosts_are_judged_before_anything_starts() {
+        for name in ["shop", "shop-1", "a_b+c.d", &"x".repeat(64)] {
+            assert!(check_hostname(name).is_ok(), "{name:?}");
+        }
+        for name in ["", "a b", "a\nb", "a\u{1b}[2J", &"x".repeat(65)] {
+            let error = check_hostname(name).unwrap_err();
+            assert!(error.to_string().contains("cannot be the name of a host"), "{error}");
+            assert!(error.told().unwrap().contains("--hostname"), "{error:?}");
+        }
+    }
 
     #[test]
     fn a_thousand_have_nothing_in_common() {

@@ -161,6 +161,13 @@ impl RunArgs {
         Said { from: self.from.as_ref(), command: &self.command, binds }
     }
 
+    /// The variables of --env-file.
+    fn environment(&self) -> Result<Vec<String>> {
+        let Some(file) = &self.env_file else { return Ok(Vec::new()) };
+        let text = fs::read_to_string(file).context(|| file.display().to_string())?;
+        variables(&text).map_err(|error| error.during(file.display()))
+    }
+
     /// What is known here of the place of the snapshot.
     fn known(&self) -> Option<Origin> {
         places::noted(&self.reference)
@@ -212,6 +219,13 @@ pub fn run(args: &RunArgs, configured: fn() -> Identities) -> Result<ExitCode> {
     let ids: Vec<String> =
         (1..=args.count).map(|number| own::name(&args.id, number, args.count)).collect();
     ids.iter().try_for_each(|id| check_id(id, &runc))?;
+    let hostnames: Vec<&str> = match &args.hostname {
+        Some(name) => vec![name],
+        None => ids.iter().map(String::as_str).collect(),
+    };
+    hostnames.into_iter().try_for_each(own::check_hostname)?;
+    // A file that is wrong is so for a start from the snapshot and for a cold one.
+    args.environment()?;
     let mut running = SoFar::new(&runc);
     for (number, id) in ids.iter().enumerate() {
         interrupt::check().map_err(|error| running.removed(error))?;
@@ -348,7 +362,7 @@ impl Start<'_> {
     /// Starts a container of a bundle from the beginning. Nothing is left if that does not work.
     fn cold(&self, bundle: Bundle) -> Result<Started> {
         let generation = Some(generation::new()?);
-        let own = Own { environment: self.environment()?, generation, ..self.own() };
+        let own = Own { environment: self.args.environment()?, generation, ..self.own() };
         let bundle = bundle.mounting(self.binds).in_network(self.namespace()?.as_deref())?;
         interrupt::heed();
         let instance = Instance::make(&self.dir(), &bundle, &own, |_| Ok(()))?;
@@ -436,13 +450,6 @@ impl Start<'_> {
     fn own(&self) -> Own<'_> {
         let runtime = self.args.runtime.root.as_deref();
         Own { hostname: Some(self.hostname()), released: true, runtime, ..Own::default() }
-    }
-
-    fn environment(&self) -> Result<Vec<String>> {
-        let Some(file) = &self.args.env_file else { return Ok(Vec::new()) };
-        let text = fs::read_to_string(file).context(|| file.display().to_string())?;
-        let lines = text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#'));
-        Ok(lines.map(str::to_owned).collect())
     }
 
     fn streams(&self) -> Result<Streams> {
@@ -621,7 +628,7 @@ impl Start<'_> {
     }
 
     fn write_environment(&self, root: &Path) -> Result<()> {
-        let lines = self.environment()?;
+        let lines = self.args.environment()?;
         if lines.is_empty() {
             return Ok(());
         }
@@ -664,6 +671,17 @@ impl Start<'_> {
     }
 }
 
+/// The variables in the text of an --env-file.
+fn variables(text: &str) -> Result<Vec<String>> {
+    let lines = text.lines().map(str::trim).enumerate();
+    let said = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+    let checked = said.map(|(at, line)| match line.split_once('=') {
+        Some((name, _)) if !name.is_empty() => Ok(line.to_owned()),
+        _ => Err(Error::new(format!("line {} is no NAME=VALUE", at + 1))),
+    });
+    checked.collect()
+}
+
 /// The signals that --after-restore sends, by their names.
 const SIGNALS: [(&str, Signal); 8] = [
     ("HUP", Signal::HUP),
@@ -691,4 +709,20 @@ fn check_signal(after: &str) -> Result<()> {
     }
     let known = SIGNALS.map(|(name, _)| name).join(", ");
     Err(Error::new(format!("--after-restore {after}: there is no such signal, only {known}")))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_line_that_is_no_variable_is_named() {
+        let all = variables("A=1\n# comment\n\n  B=x = y\nC=\n").unwrap();
+        assert_eq!(all, ["A=1", "B=x = y", "C="]);
+        for (text, line) in [("A=1\n\nHOME\n", 3), ("=x", 1)] {
+            let error = variables(text).unwrap_err().to_string();
+            assert_eq!(error, format!("line {line} is no NAME=VALUE"));
+        }
+    }
 }

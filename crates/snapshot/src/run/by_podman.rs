@@ -70,7 +70,7 @@ impl Start<'_> {
     pub(super) fn started_by_podman(&self, image: &Image) -> Result<Started> {
         let podman = self.podman()?;
         let mut options = vec![format!("--hostname={}", self.hostname())];
-        options.extend(self.environment()?.iter().map(|entry| format!("--env={entry}")));
+        options.extend(self.args.environment()?.iter().map(|entry| format!("--env={entry}")));
         options.extend(self.args.network.iter().map(|name| format!("--network={name}")));
         options.extend(self.args.publish.iter().map(|ports| format!("--publish={ports}")));
         for bind in self.binds {

@@ -100,6 +100,26 @@ fn containers_are_started_though_nobody_reads_it() {
     }
 }
 
+/// What cannot be the name of a host is found before anything starts, and a cold start does not make it one.
+#[test]
+fn a_name_that_no_host_can_have_starts_nothing() {
+    let fixture = Fixture::new("hostname", 50);
+    let reference = fixture.reference();
+    fixture.create(&reference, &["--no-trial"]);
+    let long = "x".repeat(65);
+    let wrong: [(&str, &[&str]); 3] =
+        [(&long, &[]), ("one", &["--hostname", &long]), ("one", &["--hostname", "a\nb"])];
+    for (name, more) in wrong {
+        let output = fixture.try_run(&reference, name, more);
+        assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+        assert!(shown(&output).contains("cannot be the name of a host"), "{}", shown(&output));
+    }
+    assert!(!fixture.path("state/instances").exists());
+    let said = fixture.run(&reference, &long, "snapshot", &["--hostname", "short"]);
+    assert_eq!(said["id"], fixture.id(&long));
+    assert_eq!(fixture.exec(&long, &["/bin/hostname"]), "short");
+}
+
 /// Which process it has started runc has noted: to ask it would hold up whoever waits for the first answer.
 #[test]
 fn a_start_calls_runc_once() {
