@@ -76,10 +76,29 @@ fn named(text: &str) -> (&str, &str) {
     }
 }
 
+/// Whether registries know it as a name: they have letters, digits, `_`, `-` and `.`, at most 128, and begin with none of the last two.
+fn is_tag(tag: &str) -> bool {
+    let word = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+    tag.len() <= 128 && !tag.starts_with(['-', '.']) && !tag.is_empty() && tag.chars().all(word)
+}
+
+/// Whether it is written as a digest is.
+fn is_digest(text: &str) -> bool {
+    let Some((algorithm, digits)) = text.split_once(':') else { return false };
+    let word = |c: char| c.is_ascii_alphanumeric();
+    !algorithm.is_empty()
+        && algorithm.chars().all(|c| word(c) || "+._-".contains(c))
+        && !digits.is_empty()
+        && digits.chars().all(word)
+}
+
 impl FromStr for Reference {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        if text.contains(char::is_control) {
+            return Err(format!("{text:?} has a control character"));
+        }
         if let Some(rest) = text.strip_prefix("dir:") {
             let (path, name) = named(rest);
             if path.is_empty() {
@@ -108,6 +127,10 @@ impl FromStr for Reference {
         let word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-/".contains(c);
         if repository.is_empty() || !repository.chars().all(word) {
             return Err(format!("{expected}; {repository:?} is no name of a repository"));
+        }
+        let is_name = if path.contains('@') { is_digest(tag) } else { is_tag(tag) };
+        if !is_name {
+            return Err(format!("{expected}; {tag:?} is no tag and no digest"));
         }
         let (host, repository, tag) = (host.to_owned(), repository.to_owned(), tag.to_owned());
         Ok(Self::Registry { host, repository, tag })
@@ -163,6 +186,17 @@ mod tests {
         for wrong in ["", "dir:", "s3://", "name", "name/x", "h.example/", "h.example/UP:x", "/x:y"]
         {
             assert!(wrong.parse::<Reference>().is_err(), "{wrong}");
+        }
+        let long = format!("h.example/a:{}", "x".repeat(129));
+        for wrong in
+            ["h.example/a:b c", "h.example/a:-x", "h.example/a@x", "h.example/a@:0f", &long]
+        {
+            let error = wrong.parse::<Reference>().unwrap_err();
+            assert!(error.contains("is no tag and no digest"), "{wrong}: {error}");
+        }
+        for wrong in ["dir:/a:b\nc", "dir:/a\u{1b}[2J", "s3://b/c:\u{7}"] {
+            let error = wrong.parse::<Reference>().unwrap_err();
+            assert!(error.contains("has a control character"), "{error}");
         }
     }
 }

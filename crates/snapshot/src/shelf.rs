@@ -94,6 +94,7 @@ pub fn list(args: &OneArgs) -> Result<ExitCode> {
         match listed(reference.clone()) {
             Ok(listed) => found.extend(listed),
             Err(error) => {
+                let reference = printable(&reference.to_string());
                 tell!("{reference} cannot be read: {error}");
                 status = ExitCode::FAILURE;
             }
@@ -122,6 +123,7 @@ pub fn list(args: &OneArgs) -> Result<ExitCode> {
             false => format!("{memory} of memory in {stored}"),
         };
         let (from, age) = (printable(&description.origin.from), age(description.created));
+        let reference = printable(&reference.to_string());
         println!("{reference}  {from}  {content}  {age}");
     }
     Ok(status)
