@@ -291,7 +291,9 @@ fn left_behind(
 fn message(log: &str) -> Option<String> {
     let line = log.lines().rev().find(|line| line.contains("level=error"))?;
     let text = line.split_once("msg=").map_or(line, |(_, text)| text);
-    Some(text.trim_matches('"').replace("\\\"", "\""))
+    // It ends with two quotes where it ends with a word in quotes.
+    let inner = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
+    Some(inner.unwrap_or(text).replace("\\\"", "\""))
 }
 
 /// Carries a call out and gives what it printed.
@@ -393,5 +395,14 @@ mod tests {
         for state in [Some(state("paused")), Some(state("stopped")), None] {
             assert!(running("one", state.as_ref()).is_err(), "{state:?}");
         }
+    }
+
+    #[test]
+    fn the_last_message_of_runc_is_whole() {
+        let log =
+            "time=\"x\" level=warning msg=other\ntime=\"x\" level=error msg=\"no \\\"A B\\\"\"\n";
+        assert_eq!(message(log).unwrap(), "no \"A B\"");
+        assert_eq!(message("time=\"x\" level=error msg=short").unwrap(), "short");
+        assert_eq!(message("level=info msg=nothing"), None);
     }
 }

@@ -459,7 +459,9 @@ fn message(log: &Path) -> Option<String> {
     let text = text_of(log)?;
     let line = text.lines().rev().find(|line| line.contains("level=error"))?;
     let said = line.split_once("msg=").map_or(line, |(_, text)| text);
-    Some(said.trim_matches('"').replace("\\\"", "\""))
+    // It ends with two quotes where it ends with a word in quotes.
+    let inner = said.strip_prefix('"').and_then(|said| said.strip_suffix('"'));
+    Some(inner.unwrap_or(said).replace("\\\"", "\""))
 }
 
 #[cfg(test)]
@@ -469,6 +471,13 @@ mod tests {
     use std::io::Write;
 
     use super::*;
+
+    #[test]
+    fn the_last_message_of_a_runtime_is_whole() {
+        let mut log = tempfile::NamedTempFile::new().unwrap();
+        writeln!(log, "level=error msg=\"no \\\"A B\\\"\"\nlevel=warning msg=other").unwrap();
+        assert_eq!(message(log.path()).unwrap(), "no \"A B\"");
+    }
 
     #[test]
     fn options_become_lines() {
