@@ -170,16 +170,21 @@ pub(crate) fn prune(
     named: &[String],
 ) -> Result<Vec<Bundle>> {
     let dir = state_dir.join("bundles");
+    let missing = |name: &String| {
+        let text = format!("there is no bundle {name} in {}", dir.display());
+        Error::refused_with(text, "torpor agent bundles lists all")
+    };
+    // Where none has come there is nothing to lock. The name may be mistyped, so nothing is made there.
+    if !dir.exists() {
+        return named.first().map_or(Ok(Vec::new()), |name| Err(missing(name)));
+    }
     // A container that comes meanwhile waits, and gets a bundle of its own.
     let lock = runtime::lock_bundles(&dir)?;
     let bundles = Bundles::of(state_dir, root)?;
     let mut chosen: Vec<String> =
         names(&dir)?.into_iter().filter(|name| !is_removed(name)).collect();
     if let Some(name) = named.iter().find(|name| !chosen.contains(name)) {
-        return Err(Error::refused_with(
-            format!("there is no bundle {name} in {}", dir.display()),
-            "torpor agent bundles lists all",
-        ));
+        return Err(missing(name));
     }
     chosen.retain(|name| match named {
         [] => bundles.standing(name) == Standing::MovedOn,
@@ -239,4 +244,21 @@ fn size(path: &Path) -> std::io::Result<u64> {
         }
     }
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn nothing_is_made_where_none_has_come() {
+        let dir = tempfile::tempdir().unwrap();
+        let mistyped = dir.path().join("migratoins");
+        assert!(prune(&mistyped, None, &[]).unwrap().is_empty());
+        let error = prune(&mistyped, None, &["web".to_owned()]).unwrap_err();
+        assert!(error.to_string().contains("there is no bundle web"), "{error}");
+        assert!(!mistyped.exists());
+    }
 }

@@ -320,7 +320,11 @@ fn lock(path: &Path) -> Result<Option<File>> {
 pub(crate) fn check_id(id: &str) -> Result<()> {
     let fits = (1..=64).contains(&id.len())
         && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-    if fits { Ok(()) } else { Err(Error::refused(format!("{id:?} is no migration's number"))) }
+    let why = || format!("{id:?} is no migration's number");
+    match fits {
+        true => Ok(()),
+        false => Err(Error::refused_with(why(), "letters, digits and - make one, 64 at most")),
+    }
 }
 
 /// Makes a directory for its owner alone, with all above it.

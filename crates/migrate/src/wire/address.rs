@@ -15,6 +15,9 @@ use torpor_tls::{SILENCE, dial, host_of};
 
 use crate::error::{Context, Error, Result};
 
+/// The longest path that the kernel takes for a socket: sockaddr_un, see unix(7), has room for these bytes and their end.
+const SOCKET_MAX: usize = 107;
+
 /// Where an agent listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
@@ -31,6 +34,9 @@ impl FromStr for Address {
         if let Some(path) = text.strip_prefix("unix:") {
             return match path {
                 "" => Err("unix: names no path".to_owned()),
+                path if path.len() > SOCKET_MAX => {
+                    Err(format!("the path of a socket has at most {SOCKET_MAX} bytes"))
+                }
                 path => Ok(Self::Unix(PathBuf::from(path))),
             };
         }
@@ -68,10 +74,11 @@ impl Address {
     /// If nobody listens.
     pub fn connect(&self) -> Result<OwnedFd> {
         let failed = |e: &io::Error| {
-            Error::refused_with(
-                format!("no agent answers at {self}: {e}"),
-                "start one there: torpor agent --listen ADDRESS",
-            )
+            let hint = match e.kind() {
+                io::ErrorKind::PermissionDenied => "an agent serves its own user alone",
+                _ => "start one there: torpor agent --listen ADDRESS",
+            };
+            Error::refused_with(format!("no agent answers at {self}: {e}"), hint)
         };
         match self {
             Self::Unix(path) => {
@@ -201,6 +208,10 @@ mod tests {
         for text in ["", "unix:", "host", ":1", "host:x", "host:65536"] {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }
+        let longest = format!("unix:/{}", "x".repeat(SOCKET_MAX - 1));
+        assert_eq!(longest.parse::<Address>().unwrap().to_string(), longest);
+        let why = format!("{longest}x").parse::<Address>().unwrap_err();
+        assert_eq!(why, "the path of a socket has at most 107 bytes");
         assert_eq!("[::1]:7".parse::<Address>().unwrap().host(), Some("::1"));
     }
 }
