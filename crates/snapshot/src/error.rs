@@ -44,6 +44,19 @@ impl Error {
     }
 }
 
+/// That `what` failed since the kernel said `error`, with what to do about it where that is plain.
+fn denied(what: impl Display, error: &io::Error, is_root: bool) -> Error {
+    let said = Error::new(format!("{what}: {error}"));
+    match error.kind() {
+        io::ErrorKind::PermissionDenied if !is_root => said.hint("run it as root"),
+        _ => said,
+    }
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
 impl From<Error> for Outcome {
     fn from(Error { text, hint }: Error) -> Self {
         Self { hint, ..Self::from(text) }
@@ -79,13 +92,13 @@ pub trait Context<T> {
 
 impl<T> Context<T> for io::Result<T> {
     fn context<W: Display>(self, what: impl FnOnce() -> W) -> Result<T> {
-        self.map_err(|error| Error::new(format!("{}: {error}", what())))
+        self.map_err(|error| denied(what(), &error, is_root()))
     }
 }
 
 impl<T> Context<T> for rustix::io::Result<T> {
     fn context<W: Display>(self, what: impl FnOnce() -> W) -> Result<T> {
-        self.map_err(|errno| Error::new(format!("{}: {}", what(), io::Error::from(errno))))
+        self.map_err(|errno| denied(what(), &errno.into(), is_root()))
     }
 }
 
@@ -116,5 +129,24 @@ impl<T> Context<T> for Result<T, torpor_seal::keys::Error> {
 impl<T> Context<T> for torpor_blobs::error::Result<T> {
     fn context<W: Display>(self, what: impl FnOnce() -> W) -> Result<T> {
         self.map_err(|error| Error::from(error).during(what()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_not_root_hears_what_is_missing() {
+        for (number, is_root, hint) in [
+            (libc::EPERM, false, Some("run it as root")),
+            (libc::EACCES, false, Some("run it as root")),
+            (libc::EPERM, true, None),
+            (libc::ENOSPC, false, None),
+        ] {
+            let error = denied("/mnt", &io::Error::from_raw_os_error(number), is_root);
+            assert_eq!(error.told(), hint, "{error}");
+            assert!(error.to_string().starts_with("/mnt: "), "{error}");
+        }
     }
 }
