@@ -389,7 +389,8 @@ impl Cluster {
     pub fn kill(&self, daemon: &str) {
         let file = self.place.path().join("run").join(daemon);
         let pid = fs::read_to_string(file).unwrap();
-        self.inside(&["kill", "-9", pid.trim()]);
+        let hit = self.inside(&["kill", "-9", pid.trim()]);
+        assert!(hit.status.success(), "{daemon} was not there to be killed");
     }
 
     /// Ends a daemon for good.
