@@ -48,16 +48,48 @@ fn ask(mut audit: Command) -> Result<()> {
         let text = String::from_utf8_lossy(&output.stderr);
         Error::refused(text.trim().trim_start_matches("Error: ").to_owned())
     })?;
+    verdict(&said, output.status.success())
+}
+
+/// What the engine has said of a policy, or why it could not be asked: an option that it has not, a file that is not there.
+fn verdict(said: &Value, is_allowed: bool) -> Result<()> {
     let violations = said["violations"].as_array().map_or(&[][..], Vec::as_slice);
     let word = |it: &Value, key: &str| it[key].as_str().unwrap_or_default().to_owned();
     let told = |it| format!("{} ({})", word(it, "text"), word(it, "rule"));
     let texts: Vec<String> = violations.iter().map(told).collect();
-    match texts.as_slice() {
-        [] if output.status.success() => Ok(()),
-        [] => Err(Error::refused("the policy does not say what it allows")),
-        texts => Err(Error::refused_with(
+    match (texts.as_slice(), said["text"].as_str()) {
+        ([], _) if is_allowed => Ok(()),
+        ([], Some(why)) => Err(Error::refused_with(
+            format!("the policy cannot be asked: {why}"),
+            "there: look at the --restore-option of torpor agent",
+        )),
+        ([], None) => Err(Error::refused("the policy does not say what it allows")),
+        (texts, _) => Err(Error::refused_with(
             format!("the policy does not allow: {}", texts[..texts.len().min(MAX_TOLD)].join("; ")),
             ALLOW,
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn why_a_policy_cannot_be_asked_is_told() {
+        let said = json!({"class": "kernel", "text": "policy /none: No such file or directory"});
+        let error = verdict(&said, false).unwrap_err();
+        assert!(
+            error.to_string().ends_with("asked: policy /none: No such file or directory"),
+            "{error}"
+        );
+        assert!(error.hint().unwrap().contains("--restore-option"));
+        let said = json!({"violations": [{"text": "a socket", "rule": "foreign.sockets"}]});
+        let error = verdict(&said, false).unwrap_err();
+        assert_eq!(error.to_string(), "the policy does not allow: a socket (foreign.sockets)");
+        assert!(verdict(&json!({"violations": []}), true).is_ok());
     }
 }
