@@ -55,7 +55,9 @@ impl Shape {
         let mut all = Self { files_in_memory, ..Self::default() };
         for task in tasks {
             let name = |what: &str| format!("/proc/{}/{what}", task.pid);
-            let Ok(status) = fs::read_to_string(name("status")) else { continue };
+            // It begins with the program's name, which may have any bytes.
+            let Ok(status) = fs::read(name("status")) else { continue };
+            let status = String::from_utf8_lossy(&status);
             all.tasks += 1;
             all.threads += count(number(&status, "Threads:")).saturating_sub(1);
             all.memory += (number(&status, "RssAnon:") + number(&status, "RssShmem:")) << 10;

@@ -260,9 +260,14 @@ fn has_userfaultfd(pid: i32) -> bool {
 /// does it.
 fn misses_pages(pid: i32) -> bool {
     // One that has ended has none.
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
-    let mut flags = text.lines().filter_map(|line| line.strip_prefix("VmFlags:"));
-    flags.any(|flags| flags.split_whitespace().any(|flag| flag == "um"))
+    is_registered(&fs::read(format!("/proc/{pid}/smaps")).unwrap_or_default())
+}
+
+/// Whether /proc/PID/smaps says so of any mapping. Files that are mapped may have any bytes in their names.
+fn is_registered(smaps: &[u8]) -> bool {
+    let mut flags =
+        smaps.split(|&byte| byte == b'\n').filter_map(|line| line.strip_prefix(b"VmFlags:"));
+    flags.any(|flags| flags.split(|&byte| byte == b' ').any(|flag| flag == b"um"))
 }
 
 /// Serves the container whose files are in `dir`, at the socket that is the standard input.
@@ -386,6 +391,15 @@ fn answer(
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn memory_that_misses_pages_is_found_behind_any_name() {
+        let other = b"1000-2000 r--p 0 00:00 1 /a \xff\nVmFlags: rd mr \n".as_slice();
+        assert!(!is_registered(other));
+        assert!(is_registered(
+            &[other, b"2000-3000 rw-p 0 00:00 0\nVmFlags: rd wr um ac \n"].concat()
+        ));
+    }
 
     #[test]
     fn files_are_named_by_their_whole_paths() {

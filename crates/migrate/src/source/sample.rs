@@ -135,9 +135,10 @@ fn pages(pid: i32) -> Result<Vec<u64>> {
     let maps = File::open(name("maps")).context(|| name("maps"))?;
     let pagemap = File::open(name("pagemap")).context(|| name("pagemap"))?;
     let mut found = Vec::new();
-    for line in BufReader::new(maps).lines() {
+    // A file that is mapped may have any bytes in its name.
+    for line in BufReader::new(maps).split(b'\n') {
         let line = line.context(|| name("maps"))?;
-        let Some((start, end)) = written(&line) else { continue };
+        let Some((start, end)) = written(&String::from_utf8_lossy(&line)) else { continue };
         let mut at = start;
         while at < end {
             let count = usize::try_from((end - at) / PAGE).unwrap_or(ENTRIES).min(ENTRIES);
@@ -197,6 +198,24 @@ mod tests {
         ] {
             assert_eq!(written(line), None, "{line}");
         }
+    }
+
+    #[test]
+    fn programs_have_any_bytes_in_their_names() {
+        use std::ffi::OsStr;
+        use std::os::unix::ffi::OsStrExt;
+
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join(OsStr::from_bytes(b"a \xff\nb"));
+        fs::copy("/bin/sleep", &program).unwrap();
+        let mut child = std::process::Command::new(&program).arg("1000").spawn().unwrap();
+        let task = Task::find(child.id().cast_signed()).unwrap();
+        let pages = pages(task.pid);
+        let shape = crate::shape::Shape::of(&[task]);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!pages.unwrap().is_empty());
+        assert_eq!(shape.tasks, 1, "{shape:?}");
     }
 
     #[test]
