@@ -49,7 +49,7 @@ impl PathFile {
 
     /// The device that a descriptor of a tun was opened by.
     #[must_use]
-    pub fn of_tun(entry: &FileEntry) -> Option<Self> {
+    pub(crate) fn of_tun(entry: &FileEntry) -> Option<Self> {
         entry.tunf.as_ref()?.torpor_reg.as_ref().map(Self::read)
     }
 

@@ -234,7 +234,7 @@ impl SocketKind {
 
     /// Whether its protocol is multipath TCP.
     #[must_use]
-    pub fn is_of_multipath(&self) -> bool {
+    pub(crate) fn is_of_multipath(&self) -> bool {
         self.protocol == MPTCP && [INET, INET6].contains(&self.domain)
     }
 

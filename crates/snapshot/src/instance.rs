@@ -177,7 +177,7 @@ impl Instance {
 ///
 /// # Errors
 /// If the note cannot be made: the disk is full, or the current directory is gone, which a relative path begins at.
-pub fn note_runtime(dir: &Path, root: Option<&Path>) -> Result<()> {
+pub(crate) fn note_runtime(dir: &Path, root: Option<&Path>) -> Result<()> {
     let Some(root) = root else { return Ok(()) };
     let shown = || dir.display().to_string();
     symlink(std::path::absolute(root).context(shown)?, dir.join(RUNTIME)).context(shown)
@@ -187,7 +187,7 @@ pub fn note_runtime(dir: &Path, root: Option<&Path>) -> Result<()> {
 ///
 /// # Errors
 /// If there is no place for the name `criu`.
-pub fn runtime_of(dir: &Path, root: Option<&Path>) -> Result<Runc> {
+pub(crate) fn runtime_of(dir: &Path, root: Option<&Path>) -> Result<Runc> {
     let noted = fs::read_link(dir.join(RUNTIME)).ok();
     Runc::new(noted.as_deref().or(root))
 }

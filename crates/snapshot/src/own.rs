@@ -25,7 +25,7 @@ const HOSTNAME_MAX: usize = 64;
 ///
 /// # Errors
 /// If it is empty or longer than 64 bytes, or has a space or a control character in it.
-pub fn check_hostname(name: &str) -> Result<()> {
+pub(crate) fn check_hostname(name: &str) -> Result<()> {
     let why = match name {
         "" => "it is empty",
         _ if name.len() > HOSTNAME_MAX => "it is longer than 64 bytes",
