@@ -121,17 +121,12 @@ fn start(test: &str, variables: &[(&str, &str)]) -> Option<Cluster> {
 }
 
 impl Cluster {
-    /// kubectl as somebody, which is still to be run.
-    fn call(&self, user: &str, words: &[&str]) -> Command {
-        let mut command = Command::new(self.place.path().join("bin/inside"));
-        command.arg("env").arg(format!("KUBE_USER={user}"));
-        command.arg(self.place.path().join("bin/kubectl")).args(words);
-        command
-    }
-
     pub fn kubectl(&self, user: &str, words: &[&str], input: &str) -> Result<String, String> {
-        let mut child = self
-            .call(user, words)
+        let mut child = Command::new(self.place.path().join("bin/inside"))
+            .arg("env")
+            .arg(format!("KUBE_USER={user}"))
+            .arg(self.place.path().join("bin/kubectl"))
+            .args(words)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -145,15 +140,6 @@ impl Cluster {
             true => Ok(text(&output.stdout)),
             false => Err(text(&output.stderr)),
         }
-    }
-
-    /// A process that ends when no pod of an application is there any more.
-    pub fn end_of(&self, app: &str) -> Child {
-        let selector = format!("app={app}");
-        let limit = format!("--timeout={}s", LIMIT.as_secs());
-        let words = ["wait", "--for=delete", "pod", "-l", &selector, &limit];
-        let mut command = self.call("admin", &words);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap()
     }
 
     /// `kubectl torpor`, which finds its kubectl on the path.

@@ -2,12 +2,13 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::thread::sleep;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, LIMIT, always, cluster, deployment, given, job, set, template};
+use crate::cluster::{Cluster, always, cluster, deployment, given, job, set, template};
 
 /// How often somebody is killed, if `TORPOR_KILLS` says nothing else.
 const KILLS: u64 = 50;
@@ -53,22 +54,35 @@ fn start(cluster: &Cluster) {
     cluster.apply(&job);
 }
 
-/// The replicas that run: as many as there are to be, none of them one of those that were there before.
+/// The replicas of an owner that run, if they are as many as there are to be, and none of them is one of those that were there before.
+fn new_of(
+    cluster: &Cluster,
+    (app, replicas): (&str, usize),
+    before: &HashSet<String>,
+) -> Option<HashSet<String>> {
+    let pods = cluster.running(app);
+    let all = cluster.get(&["pods", "-l", &format!("app={app}")]);
+    let new = pods.iter().map(|pod| pod["metadata"]["uid"].as_str().unwrap().to_owned());
+    let new: HashSet<String> = new.filter(|uid| !before.contains(uid)).collect();
+    (new.len() == replicas && all["items"].as_array()?.len() == replicas).then_some(new)
+}
+
+/// The replicas that run, when all of them are others than before.
 fn all_run(cluster: &Cluster, before: &HashSet<String>) -> HashSet<String> {
     cluster.until("all replicas run again", || {
         let mut uids = HashSet::new();
-        for (app, replicas) in APPS {
-            let pods = cluster.running(app);
-            let all = cluster.get(&["pods", "-l", &format!("app={app}")]);
-            let new = pods.iter().map(|pod| pod["metadata"]["uid"].as_str().unwrap().to_owned());
-            let new: HashSet<String> = new.filter(|uid| !before.contains(uid)).collect();
-            if new.len() != replicas || all["items"].as_array()?.len() != replicas {
-                return None;
-            }
-            uids.extend(new);
+        for app in APPS {
+            uids.extend(new_of(cluster, app, before)?);
         }
         Some(uids)
     })
+}
+
+/// Whether the pods have given way: the Job, which is suspended, has none, and the others are back.
+fn has_given_way(cluster: &Cluster, before: &HashSet<String>) -> bool {
+    let job = cluster.get(&["pods", "-l", "app=job"]);
+    job["items"].as_array().is_some_and(Vec::is_empty)
+        && APPS.iter().all(|app| app.0 == "job" || new_of(cluster, *app, before).is_some())
 }
 
 /// What the programs have counted so far: by what they chose when they began, how far.
@@ -116,24 +130,27 @@ fn give_way(
     all_run(cluster, before)
 }
 
-/// Waits until a daemon has read and written so often, counted from its start, or until the pod of the Job was saved: there is
+/// Kills a daemon when it has read and written so often, counted from its start, or when the pods have given way: there is
 /// not as much to do each time. How often that was.
-fn work_until(cluster: &Cluster, daemon: &str, work: u64) -> u64 {
-    let since = Instant::now();
-    let mut saved = cluster.end_of("job");
-    let done = loop {
-        let done = cluster.work(daemon);
-        let ended = saved.try_wait().unwrap();
-        assert!(ended.is_none_or(|status| status.success()), "the pod of the Job does not end");
-        if done >= work || ended.is_some() {
-            break done;
-        }
-        assert!(since.elapsed() < LIMIT, "{daemon} does not work");
-        sleep(Duration::from_millis(10));
-    };
-    let _ = saved.kill();
-    saved.wait().unwrap();
-    done
+fn kill_at(cluster: &Cluster, daemon: &str, work: u64, before: &HashSet<String>) -> u64 {
+    let killed = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let over = scope.spawn(|| {
+            cluster.until("the pods have given way", || {
+                (killed.load(Ordering::Relaxed) || has_given_way(cluster, before)).then_some(())
+            });
+        });
+        let done = loop {
+            let done = cluster.work(daemon);
+            if done >= work || over.is_finished() {
+                break done;
+            }
+            thread::sleep(Duration::from_millis(10));
+        };
+        cluster.kill(daemon);
+        killed.store(true, Ordering::Relaxed);
+        done
+    })
 }
 
 #[test]
@@ -145,15 +162,13 @@ fn whoever_is_killed_no_pod_is_lost_or_there_twice() {
     start(&cluster);
     let mut uids = all_run(&cluster, &HashSet::new());
     let began_before: HashSet<String> = programs(&cluster);
-    // First nobody is killed, which says how much there is to do for each daemon until the pods are saved.
+    // First nobody is killed, which says how much there is to do for each daemon until the pods have given way.
     let whole = [["node1", "node2"], ["node2", "node1"]].map(|nodes| {
         let before = DAEMONS.map(|daemon| cluster.work(daemon));
         let mut after = before;
         uids = give_way(&cluster, nodes, &uids, || {
-            cluster.until("the job has no pod", || {
-                let pods = cluster.get(&["pods", "-l", "app=job"]);
-                pods["items"].as_array()?.is_empty().then_some(())
-            });
+            cluster
+                .until("the pods have given way", || has_given_way(&cluster, &uids).then_some(()));
             after = DAEMONS.map(|daemon| cluster.work(daemon));
         });
         counting(&cluster);
@@ -169,8 +184,7 @@ fn whoever_is_killed_no_pod_is_lost_or_there_twice() {
         let begun = cluster.work(daemon);
         let mut done = 0;
         uids = give_way(&cluster, nodes, &uids, || {
-            done = work_until(&cluster, daemon, begun + point) - begun;
-            cluster.kill(daemon);
+            done = kill_at(&cluster, daemon, begun + point, &uids) - begun;
         });
         let told = format!("{daemon} killed at {done} of {} calls ({point} drawn)", work[victim]);
         assert_eq!(counting(&cluster), 7, "round {round}: {told}");
