@@ -71,6 +71,7 @@ impl Serve {
             Some(path) => Config::read(path)?,
             None => Config::default(),
         };
+        config.try_keys()?;
         if self.slots == Some(0) {
             return Err("a machine needs at least one slot".to_owned().into());
         }

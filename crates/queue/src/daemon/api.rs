@@ -15,7 +15,7 @@ use super::record::{Place, Record};
 use crate::files::{self, JobDir};
 use crate::http::{Body, Request, Response};
 use crate::preemption::{Facts, Means, Pressure, prices};
-use crate::scheduler::share::Quota;
+use crate::scheduler::share::{Quota, is_name};
 use crate::scheduler::{JobId, Reason};
 use crate::shepherd::message::Order;
 use crate::shepherd::pump;
@@ -422,7 +422,7 @@ fn set_quota(queue: &Arc<Queue>, name: &str, request: &Request) -> Response {
         Ok(quota) => quota,
         Err(e) => return Response::problem(400, &format!("this is no quota: {e}")),
     };
-    if !name.starts_with("owner:") && !name.starts_with("project:") {
+    if !is_name(name) {
         return Response::problem(400, "quotas are of owner:NAME or project:NAME");
     }
     let kept = asked(queue, |core| {

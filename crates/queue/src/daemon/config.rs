@@ -5,10 +5,13 @@ use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use torpor_images::compress::Compression;
 
 use super::retention::Retention;
-use crate::objects::Objects;
+use crate::http::Address;
+use crate::objects::{self, Objects};
 use crate::preemption::Means;
+use crate::scheduler::share::is_name;
 use crate::scheduler::{Millis, Rules};
 use crate::spec::{Percent, Room};
 
@@ -128,11 +131,30 @@ impl Config {
                 "a machine that answers needs time: peer_silence must be above 0".to_owned()
             );
         }
+        if let Some(method) = &self.compress {
+            method.parse::<Compression>().map_err(|e| format!("compress is {method:?}: {e}"))?;
+        }
+        for (name, address) in &self.pool {
+            let address =
+                address.parse().map_err(|e| format!("machine {name} of the pool: {e}"))?;
+            if !matches!(address, Address::Secure(_)) {
+                return Err(format!("machine {name} of the pool: use https://HOST:PORT"));
+            }
+        }
         if let Some(place) = &self.store {
             Objects::at(place)?;
         }
         if !(SHORTEST_LEASE..=LONGEST_LEASE).contains(&self.lease) {
             return Err(format!("the lease must be from {SHORTEST_LEASE} to {LONGEST_LEASE} ms"));
+        }
+        self.check_times()?;
+        self.check_shares()?;
+        let has_default = self.rules.classes.contains_key(&self.default_class);
+        if !has_default && self.default_class != Self::default().default_class {
+            return Err(format!(
+                "default_class is {:?}, and no such class is configured",
+                self.default_class
+            ));
         }
         for (name, class) in &self.rules.classes {
             if class.slice.is_some_and(|slice| slice <= 0) {
@@ -143,6 +165,60 @@ impl Config {
                     "class {name} needs both recipient and identity: its jobs are sealed, and \
                      brought back"
                 ));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_times(&self) -> Result<(), String> {
+        let times = [
+            ("shortest_interval", self.shortest_interval),
+            ("sink_after", self.sink_after),
+            ("orphan_after", self.orphan_after),
+            ("grace", self.grace),
+        ];
+        if let Some((name, _)) = times.into_iter().find(|&(_, time)| time < 0) {
+            return Err(format!("{name} is a time, and must not be below 0"));
+        }
+        if self.mean_time_between_failures.is_some_and(|time| time <= 0) {
+            return Err("mean_time_between_failures must be above 0".to_owned());
+        }
+        Ok(())
+    }
+
+    fn check_shares(&self) -> Result<(), String> {
+        let shares = &self.rules.shares;
+        if shares.half_life <= 0 {
+            return Err("the half_life of shares must be above 0".to_owned());
+        }
+        let mut all = shares.projects.iter().chain(&shares.owners);
+        // Who has none would have as much as who is not named.
+        if let Some((name, share)) = all.find(|&(_, &share)| share <= 0.0) {
+            return Err(format!("the share of {name} is {share}: it must be above 0"));
+        }
+        match self.rules.quotas.keys().find(|name| !is_name(name)) {
+            Some(name) => {
+                Err(format!("the quota of {name:?}: quotas are of owner:NAME or project:NAME"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Seals something for each class whose checkpoints are sealed, and opens it again: what could not be
+    /// opened would be found out when a job has given way, and is lost.
+    ///
+    /// # Errors
+    /// A sentence, if the recipient of a class is none, or its identity cannot be read or does not open what is
+    /// sealed for that recipient.
+    pub(crate) fn try_keys(&self) -> Result<(), String> {
+        for (name, class) in &self.rules.classes {
+            let Some((recipient, identity)) = class.recipient.as_ref().zip(class.identity.as_ref())
+            else {
+                continue;
+            };
+            // A program that keeps a key may ask somebody each time.
+            if !identity.to_string_lossy().starts_with("provider:") {
+                objects::try_keys(recipient, identity).map_err(|e| format!("class {name}: {e}"))?;
             }
         }
         Ok(())
@@ -167,6 +243,7 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scheduler::Class;
 
     #[test]
     fn what_is_left_out_stays_as_it_is() {
@@ -203,11 +280,51 @@ mod tests {
             (r#"{ "peer_silence": 0 }"#, "peer_silence"),
             (r#"{ "pids": 0 }"#, "pids"),
             (r#"{ "retention": { "age": -1 } }"#, "retention"),
+            (r#"{ "compress": "brotli" }"#, "compress"),
+            (r#"{ "compress": "zstd:99" }"#, "compress"),
+            (r#"{ "default_class": "bacth" }"#, "bacth"),
+            (r#"{ "grace": -1 }"#, "grace"),
+            (r#"{ "mean_time_between_failures": 0 }"#, "mean_time_between_failures"),
+            (r#"{ "pool": { "b": "b.example:7777" } }"#, "machine b"),
+            (r#"{ "pool": { "b": "http://b.example:7777" } }"#, "machine b"),
+            (r#"{ "rules": { "quotas": { "ann": { "slots": 1 } } } }"#, "ann"),
+            (r#"{ "rules": { "shares": { "owners": { "ann": 0 } } } }"#, "ann"),
+            (r#"{ "rules": { "shares": { "half_life": 0 } } }"#, "half_life"),
             (r#"{ "rules": { "guarantee": { "slice": 0 } } }"#, "guarantee"),
             (r#"{ "rules": { "classes": { "a": { "recipient": "r" } } } }"#, "class a"),
         ] {
             let config: Config = serde_json::from_str(text).unwrap();
             assert!(config.check().unwrap_err().contains(word), "{text}");
+        }
+    }
+
+    /// A job that has given way could not be brought back.
+    #[test]
+    fn what_is_sealed_can_be_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let [own, other] = ["own", "other"].map(|name| {
+            let (identity, secret) = torpor_seal::keys::AgeIdentity::generate().unwrap();
+            let path = dir.path().join(name);
+            fs::write(&path, &*secret).unwrap();
+            (path, identity.recipient().to_string())
+        });
+        let tried = |recipient: &str, identity: &Path| {
+            let class = Class {
+                recipient: Some(recipient.to_owned()),
+                identity: Some(identity.to_owned()),
+                ..Class::default()
+            };
+            let mut config = Config::default();
+            config.rules.classes.insert("secret".to_owned(), class);
+            config.try_keys()
+        };
+        assert_eq!(tried(&own.1, &own.0), Ok(()));
+        for (recipient, identity) in [
+            (own.1.as_str(), other.0.as_path()),
+            ("nobody", own.0.as_path()),
+            (own.1.as_str(), Path::new("/nowhere")),
+        ] {
+            assert!(tried(recipient, identity).unwrap_err().contains("class secret"));
         }
     }
 }

@@ -19,6 +19,7 @@ use torpor_blobs::{self as blobs, Store};
 
 use crate::bundle::Bundle;
 use sealed::Seal;
+pub(crate) use sealed::try_keys;
 
 /// The media type of what says which job it is.
 const JOB: &str = "application/vnd.torpor.queue.job.v1+json";

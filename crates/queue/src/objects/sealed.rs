@@ -13,6 +13,15 @@ use torpor_seal::header::Sealed;
 use torpor_seal::keys::{Identities, Recipient};
 use torpor_seal::{Checkpoint, Header, MasterKey, Suite};
 
+/// Seals something for a class's recipient, and opens it with the class's identity.
+///
+/// # Errors
+/// If there is no such recipient, or the identity cannot be read or does not open that.
+pub(crate) fn try_keys(recipient: &str, identity: &Path) -> Result<()> {
+    let (_, wrapped) = Seal::create(Some(recipient))?;
+    Seal::open(&wrapped.unwrap_or_default(), Some(identity)).map(drop)
+}
+
 /// How the objects of a checkpoint are written and read.
 #[derive(Debug, Default)]
 pub(super) struct Seal(Option<Checkpoint>);

@@ -118,6 +118,12 @@ fn lineage(project: &str) -> impl Iterator<Item = &str> {
     ends.map(move |end| &project[..end])
 }
 
+/// Whether a quota can be of this name.
+#[must_use]
+pub fn is_name(name: &str) -> bool {
+    name.starts_with("owner:") || name.starts_with("project:")
+}
+
 /// What projects and owners hold now.
 #[derive(Debug, Default)]
 pub struct Holdings {
