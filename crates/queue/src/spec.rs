@@ -12,6 +12,9 @@ use crate::rlimits::{self, Rlimits};
 /// How deep projects may lie in each other; GitLab has 20 groups around one.
 const MAX_DEPTH: usize = 32;
 
+/// No machine has more processors, and the kernel takes no limit that is much higher.
+pub(crate) const MOST_PROCESSORS: f64 = 1e6;
+
 /// What is to run, where, and how much it may have.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -258,8 +261,14 @@ impl Spec {
         if !self.dir.is_absolute() {
             return Err("the directory of a job must be an absolute path".to_owned());
         }
-        if self.limits.cpu.is_some_and(|cpu| !cpu.is_finite() || cpu <= 0.0) {
-            return Err("a limit of processors must be above 0".to_owned());
+        let is_limit = |&cpu: &f64| 0.0 < cpu && cpu <= MOST_PROCESSORS;
+        if !self.limits.cpu.as_ref().is_none_or(is_limit) {
+            return Err(format!(
+                "a limit of processors must be above 0, and at most {MOST_PROCESSORS}"
+            ));
+        }
+        if self.limits.pids == Some(0) {
+            return Err("a job needs at least one process: its limit must be above 0".to_owned());
         }
         let outside = |path: &AnyPath| {
             path.is_absolute() || path.components().any(|part| part.as_os_str() == "..")
@@ -309,7 +318,11 @@ mod tests {
         assert!(Spec { container, ..image }.check().is_err());
         let rlimits = Rlimits::from([("files".to_owned(), [None, None])]);
         assert!(Spec { rlimits, ..of(&["true"]) }.check().is_err());
-        let limits = Limits { cpu: Some(f64::NAN), ..Limits::default() };
+        for cpu in [f64::NAN, 0.0, 1e300] {
+            let limits = Limits { cpu: Some(cpu), ..Limits::default() };
+            assert!(Spec { limits, ..of(&["true"]) }.check().is_err(), "{cpu}");
+        }
+        let limits = Limits { pids: Some(0), ..Limits::default() };
         assert!(Spec { limits, ..of(&["true"]) }.check().is_err());
     }
 }

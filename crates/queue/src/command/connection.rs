@@ -1,5 +1,6 @@
 //! How a client finds its daemon.
 
+use std::env::VarError;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -19,14 +20,29 @@ const SILENCE: Duration = Duration::from_secs(120);
 /// # Errors
 /// If the address is none, or the file of authorities cannot be read.
 pub(super) fn client() -> Result<Client, String> {
-    let address: Address =
-        std::env::var("TORPOR_QUEUE").unwrap_or_else(|_| DEFAULT.to_owned()).parse()?;
-    let token = std::env::var("TORPOR_QUEUE_TOKEN").ok();
+    let address = variable("TORPOR_QUEUE")?.unwrap_or_else(|| DEFAULT.to_owned());
+    let address: Address = address.parse().map_err(|e| format!("TORPOR_QUEUE: {e}"))?;
+    let token = variable("TORPOR_QUEUE_TOKEN")?;
     let tls = match std::env::var_os("TORPOR_QUEUE_CA") {
         Some(path) => Some(authority(Path::new(&path))?),
         None => None,
     };
     Ok(Client { address, token, tls, silence: SILENCE })
+}
+
+/// What a variable of the environment says; one that is empty says nothing.
+///
+/// # Errors
+/// If it cannot be part of a request: what another daemon would be asked for instead.
+fn variable(name: &str) -> Result<Option<String>, String> {
+    match std::env::var(name) {
+        Ok(text) if text.contains(char::is_control) => {
+            Err(format!("{name} holds a control character, like the end of a line"))
+        }
+        Ok(text) => Ok(Some(text).filter(|text| !text.is_empty())),
+        Err(VarError::NotPresent) => Ok(None),
+        Err(VarError::NotUnicode(_)) => Err(format!("{name} is no UTF-8")),
+    }
 }
 
 fn authority(path: &Path) -> Result<Arc<rustls::ClientConfig>, String> {

@@ -14,7 +14,7 @@ use super::{done, wait};
 use crate::http::Client;
 use crate::name::AnyPath;
 use crate::rlimits;
-use crate::spec::{Container, Limits, Spec, User};
+use crate::spec::{Container, Limits, MOST_PROCESSORS, Spec, User};
 
 /// How it is used.
 pub(super) const EXAMPLES: &str = "Examples:
@@ -58,13 +58,13 @@ pub struct Submit {
     #[arg(long, value_name = "NAME=VALUE", value_parser = label)]
     env: Vec<(String, String)>,
     /// Processors that it may use, in fractions
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = processors)]
     cpu: Option<f64>,
     /// Memory that it may use, in bytes or with K, M or G
     #[arg(long, value_name = "SIZE", value_parser = some_size)]
     memory: Option<u64>,
     /// Processes and threads that it may have [default: as the daemon is configured, 4096]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pids: Option<u64>,
     /// Output and files of its own that it may write, in bytes or with K, M or G [default: as the
     /// daemon is configured, a quarter of what is free when it starts]
@@ -105,7 +105,7 @@ pub struct Submit {
     #[arg(long, value_name = "PATH", requires = "input")]
     artefact: Vec<PathBuf>,
     /// Submit it once only, however often this is said with the same KEY
-    #[arg(long, value_name = "KEY")]
+    #[arg(long, value_name = "KEY", value_parser = key)]
     key: Option<String>,
     /// The command; a container has one of its own
     #[arg(last = true, required_unless_present_any = ["image", "bundle"], value_name = "CMD")]
@@ -115,6 +115,30 @@ pub struct Submit {
 fn label(text: &str) -> Result<(String, String), String> {
     let pair = text.split_once('=').ok_or("use NAME=VALUE")?;
     Ok((pair.0.to_owned(), pair.1.to_owned()))
+}
+
+/// Processors in fractions. What is no number would be taken for no limit.
+fn processors(text: &str) -> Result<f64, String> {
+    let number =
+        text.parse().ok().filter(|&number: &f64| 0.0 < number && number <= MOST_PROCESSORS);
+    number.ok_or_else(|| format!("it must be a number above 0, and at most {MOST_PROCESSORS}"))
+}
+
+/// Characters of a key at most.
+const LONGEST_KEY: usize = 256;
+
+/// A key is a header of the request: two that differ must not arrive as one.
+fn key(text: &str) -> Result<String, String> {
+    let is_one = !text.is_empty()
+        && text.len() <= LONGEST_KEY
+        && text.trim() == text
+        && !text.contains(char::is_control);
+    let wanted = || {
+        format!(
+            "a key has from 1 to {LONGEST_KEY} bytes, no control characters, and no space at its ends"
+        )
+    };
+    is_one.then(|| text.to_owned()).ok_or_else(wanted)
 }
 
 /// A size in bytes, or with a letter.
@@ -352,6 +376,17 @@ mod tests {
         }
         assert!(size("12Q").unwrap_err().contains("like 512M"));
         assert!(seconds("soon").unwrap_err().contains("like 90m"));
+    }
+
+    #[test]
+    fn processors_and_keys() {
+        assert_eq!((processors("0.5"), key("a b")), (Ok(0.5), Ok("a b".to_owned())));
+        for wrong in ["0", "-1", "nan", "inf", "1e300", "many", ""] {
+            assert!(processors(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["", " a", "a ", "a\r\nX: b", &"k".repeat(70_000)] {
+            assert!(key(wrong).is_err(), "{wrong}");
+        }
     }
 
     /// What a client has sent, up to the end of its body; not answered yet.

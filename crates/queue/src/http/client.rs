@@ -42,18 +42,24 @@ impl FromStr for Address {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        let none = || format!("{text:?} is no address: use unix:PATH or https://HOST:PORT");
         if let Some(path) = text.strip_prefix("unix:") {
-            return Ok(Self::Unix(path.into()));
+            return if path.is_empty() { Err(none()) } else { Ok(Self::Unix(path.into())) };
         }
+        let place = |place: &str| {
+            let place = place.trim_end_matches('/');
+            let port = place.rsplit_once(':').map(|(_, port)| port.parse::<u16>());
+            match port {
+                Some(Ok(_)) => Ok(place.to_owned()),
+                _ => Err(format!("{text:?} has no port: use HOST:PORT, like ci.example:7777")),
+            }
+        };
         let plain = text.strip_prefix("http://").or_else(|| text.strip_prefix("tcp:"));
-        if let Some(place) = plain {
-            return Ok(Self::Plain(place.trim_end_matches('/').to_owned()));
+        if let Some(plain) = plain {
+            return place(plain).map(Self::Plain);
         }
         let secure = text.strip_prefix("https://").or_else(|| text.strip_prefix("tls:"));
-        match secure {
-            Some(place) => Ok(Self::Secure(place.trim_end_matches('/').to_owned())),
-            None => Err(format!("{text} is no address: use unix:PATH or https://HOST:PORT")),
-        }
+        place(secure.ok_or_else(none)?).map(Self::Secure)
     }
 }
 
@@ -305,7 +311,12 @@ mod tests {
         assert_eq!("unix:/run/q".parse(), Ok(Address::Unix("/run/q".into())));
         assert_eq!("https://h:1/".parse(), Ok(Address::Secure("h:1".into())));
         assert_eq!("tcp:127.0.0.1:1".parse(), Ok(Address::Plain("127.0.0.1:1".into())));
-        assert!("nowhere".parse::<Address>().is_err());
+        assert_eq!("https://[::1]:7".parse(), Ok(Address::Secure("[::1]:7".into())));
+        for wrong in
+            ["nowhere", "", "unix:", "https://h", "http://h:", "https://h:x", "https://[::1]"]
+        {
+            assert!(wrong.parse::<Address>().is_err(), "{wrong}");
+        }
     }
 
     const SILENCE: Duration = Duration::from_millis(300);
