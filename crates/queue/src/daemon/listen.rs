@@ -22,6 +22,10 @@ use super::core::Queue;
 use crate::files;
 use crate::http::{Address, DEFAULT, Request, Response, Stream, answer_one};
 
+/// What is said to who has no token, or one that nobody has.
+const NO_TOKEN: &str = "a token is needed that this daemon knows: Authorization: Bearer TOKEN, which \
+                        torpor queue takes from TORPOR_QUEUE_TOKEN";
+
 /// No more connections are served at the same time.
 const MOST_CONNECTIONS: usize = 512;
 
@@ -201,7 +205,7 @@ impl Door {
             }
             Some(identity) => api::handle(&self.queue, &identity, &request),
             None if api::is_public(&request) => api::public(&request),
-            None => Response::problem(401, "a token is needed: Authorization: Bearer TOKEN"),
+            None => Response::problem(401, NO_TOKEN),
         })
     }
 

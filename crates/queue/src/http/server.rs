@@ -160,9 +160,14 @@ fn answer(
     keep: bool,
     handle: impl FnOnce(Request, &mut dyn Read) -> Response,
 ) -> io::Result<bool> {
-    let mut goes_on = false;
+    let (mut goes_on, mut is_head) = (false, false);
     let response = match read_request(stream)? {
         Ok((mut request, length, before)) => {
+            // It is what GET is, but for the body.
+            is_head = request.method == "HEAD";
+            if is_head {
+                "GET".clone_into(&mut request.method);
+            }
             // Nobody who asks before there is an answer is answered on the same connection.
             let is_alone = before.len() as u64 <= length;
             let is_last =
@@ -185,11 +190,16 @@ fn answer(
     };
     // A stream ends with its connection.
     goes_on &= matches!(response.body, Body::Whole(_));
-    send(stream, response, goes_on)?;
+    send(stream, response, goes_on, is_head)?;
     Ok(goes_on)
 }
 
-fn send(stream: &mut dyn Stream, response: Response, goes_on: bool) -> io::Result<()> {
+fn send(
+    stream: &mut dyn Stream,
+    response: Response,
+    goes_on: bool,
+    is_head: bool,
+) -> io::Result<()> {
     let (status, kind) = (response.status, response.kind);
     let connection = if goes_on { "keep-alive" } else { "close" };
     let mut head = format!(
@@ -200,15 +210,16 @@ fn send(stream: &mut dyn Stream, response: Response, goes_on: bool) -> io::Resul
     match response.body {
         Body::Whole(bytes) => {
             head.push_str(&format!("Content-Length: {}\r\n\r\n", bytes.len()));
+            let body = if is_head { &[] } else { bytes.as_slice() };
             // In one piece: the other end is slow to acknowledge half an answer, and the rest waits for that.
-            stream.write_all(&[head.as_bytes(), &bytes].concat())?;
+            stream.write_all(&[head.as_bytes(), body].concat())?;
             stream.flush()
         }
         Body::Stream(write) => {
             head.push_str("\r\n");
             stream.write_all(head.as_bytes())?;
             stream.flush()?;
-            write(&mut *stream)
+            if is_head { Ok(()) } else { write(&mut *stream) }
         }
     }
 }
@@ -339,6 +350,16 @@ mod tests {
         assert_eq!((seen.number("x"), seen.query("y")), (Some(1), Some("a b")));
         assert_eq!(seen.body, b"hi");
         assert!(output.starts_with("HTTP/1.1 200 OK\r\n") && output.ends_with("{\"ok\":true}"));
+    }
+
+    #[test]
+    fn a_head_is_an_answer_without_its_body() {
+        let (seen, output) = ask("HEAD /v1/jobs HTTP/1.1\r\n\r\n");
+        assert_eq!(seen.unwrap().method, "GET");
+        assert!(
+            output.contains("Content-Length: 11\r\n") && output.ends_with("\r\n\r\n"),
+            "{output}"
+        );
     }
 
     #[test]
