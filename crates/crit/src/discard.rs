@@ -13,8 +13,9 @@ use rustix::io::Errno;
 use serde_json::json;
 use torpor_images::proto::{FileEntry, InetSkEntry, RemapFilePathEntry, RemapType};
 use torpor_images::remap::{found_by, is_given_name};
-use torpor_images::{ImageDir, kind, lock};
+use torpor_images::{ImageDir, Kind, kind, lock};
 use torpor_seal::keys::Identities;
+use torpor_seal::{header, manifest};
 
 use crate::command::Keys;
 use crate::error::{Error, Result};
@@ -24,6 +25,11 @@ use crate::sealed;
 /// method of this number is iptables.
 const NFTABLES: u32 = 1;
 const IPTABLES: u32 = 0;
+
+/// What names of images end with.
+const END: &str = ".img";
+/// What names of tags of sealed pages begin with.
+const TAGS: &str = "pages-tags-";
 
 /// The arguments of `discard`.
 #[derive(Args, Debug)]
@@ -45,10 +51,17 @@ impl Discard {
     /// Removes all of it, and says which names went.
     ///
     /// # Errors
-    /// Images that are damaged or no key opens; what cannot be removed. The images stay as long as a
-    /// name does.
+    /// Images that are damaged or no key opens, or of which there are none; what cannot be removed. The images stay
+    /// as long as a name does.
     pub(crate) fn run(&self, defaults: &Identities, out: &mut impl Write) -> Result<()> {
         let images = sealed::open_dir(&self.dir, &self.keys.identities(defaults)?)?;
+        let mut names = images.names()?;
+        // Disks of virtual machines have names that end alike.
+        names.retain(|name| is_image(name));
+        if names.is_empty() {
+            let reason = "it holds no images of a checkpoint".to_owned();
+            return Err(Error::Inconsistent { file: self.dir.clone(), reason });
+        }
         let io = |file: &Path| {
             let file = file.to_owned();
             move |source| Error::Io { file: file.clone(), source }
@@ -69,9 +82,7 @@ impl Discard {
             of.push(path.display().to_string());
         }
         let lock = locked(&images)?;
-        for name in images.names()?.iter().filter(|name| name.ends_with(".img")) {
-            images.remove(name)?;
-        }
+        names.iter().try_for_each(|name| images.remove(name))?;
         if self.json {
             let object = json!({ "removed": removed, "missing": missing, "unlock": lock });
             writeln!(out, "{object}").map_err(said)?;
@@ -81,6 +92,15 @@ impl Discard {
         }
         Ok(())
     }
+}
+
+/// Whether a file is named as a dump names its images.
+fn is_image(name: &str) -> bool {
+    let is_named = || {
+        let is_tags = name.strip_prefix(TAGS).is_some_and(|rest| rest.ends_with(END));
+        is_tags || [header::FILE_NAME, manifest::FILE_NAME].contains(&name)
+    };
+    name.ends_with(END) && Kind::of_file(name).is_some() || is_named()
 }
 
 /// The paths that the dump has given to files without a name, without the first slash.

@@ -64,6 +64,28 @@ fn names_and_images_go_and_nothing_else() {
     assert_eq!(left, ["dump.log"]);
 }
 
+/// A directory that is mistyped may be somebody's.
+#[test]
+fn nothing_goes_that_is_no_image_of_a_checkpoint() {
+    let (root, others) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let disk = others.path().join("ubuntu.img");
+    fs::write(&disk, "a disk").unwrap();
+    assert!(!discard(others.path(), root.path()));
+    assert_eq!(fs::read_to_string(&disk).unwrap(), "a disk");
+    let images = images(&["/link_remap.1"]);
+    for name in ["ubuntu.img", "seal.img.old"] {
+        fs::write(images.path().join(name), "").unwrap();
+    }
+    for name in ["pages-1.img", "working-set.img"] {
+        fs::write(images.path().join(name), "").unwrap();
+    }
+    assert!(discard(images.path(), root.path()));
+    let left = fs::read_dir(images.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut left: Vec<_> = left.collect();
+    left.sort();
+    assert_eq!(left, ["seal.img.old", "ubuntu.img"]);
+}
+
 #[test]
 fn images_stay_as_long_as_a_name_cannot_be_removed() {
     let root = tempfile::tempdir().unwrap();
