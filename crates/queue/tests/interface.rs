@@ -450,6 +450,26 @@ fn a_daemon_says_where_it_listens() {
     assert!(shown(&by_port).contains("token is needed"), "{said:?}: {}", shown(&by_port));
 }
 
+/// A path that is mistyped may lead to a file that somebody needs.
+#[test]
+fn a_daemon_removes_no_file_but_a_socket_that_is_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("notes");
+    std::fs::write(&file, "of somebody").unwrap();
+    let daemon = Command::new(common::torpor())
+        .args(["queue", "serve", "--data", "data", "--listen", "unix:notes"])
+        .current_dir(dir.path())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(
+        !daemon.status.success() && shown(&daemon).contains("unix:notes"),
+        "{}",
+        shown(&daemon)
+    );
+    assert_eq!(std::fs::read(&file).unwrap(), b"of somebody");
+}
+
 #[test]
 fn a_jobs_own_directory_belongs_to_its_checkpoint() {
     let mut daemon = Daemon::start(&[]);

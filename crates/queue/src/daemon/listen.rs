@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -250,10 +250,10 @@ struct Socket {
 }
 
 impl Socket {
-    /// Listens at `path`, where a file that nobody listens at makes room.
+    /// Listens at `path`, where a socket that nobody listens at makes room.
     ///
     /// # Errors
-    /// If somebody listens there, or no file can be made there.
+    /// If somebody listens there, something that is no socket is there, or no file can be made there.
     fn bind(path: &Path) -> io::Result<Self> {
         if DEFAULT.strip_prefix("unix:").map(Path::new) == Some(path)
             && let Some(parent) = path.parent()
@@ -265,7 +265,16 @@ impl Socket {
             if UnixStream::connect(short).is_ok() {
                 return Err(io::Error::other("somebody listens there already"));
             }
-            let _ = fs::remove_file(short);
+            match fs::symlink_metadata(short) {
+                // A path that is mistyped may lead to a file that somebody needs.
+                Ok(found) if !found.file_type().is_socket() => {
+                    let text =
+                        "there is something that is no socket: remove it, or listen elsewhere";
+                    return Err(io::Error::other(text));
+                }
+                Ok(_) => fs::remove_file(short)?,
+                Err(_) => {}
+            }
             let listener = UnixListener::bind(short)?;
             listener.set_nonblocking(true)?;
             fs::set_permissions(short, fs::Permissions::from_mode(0o600))?;
