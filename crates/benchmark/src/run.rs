@@ -131,6 +131,10 @@ pub(crate) async fn run(
     if !keeps_what_is_mine(&kept) {
         return Err(RunError::Unsafe(kept));
     }
+    // Before a journal is begun: one of nothing would be in the way of the next run, or take the place of results.
+    if wanted(&config).is_empty() {
+        return Err(RunError::Nothing);
+    }
     std::fs::create_dir_all(output).map_err(at(output))?;
     let path = output.join(JOURNAL);
     if config.endpoints.is_empty() {
@@ -150,9 +154,6 @@ pub(crate) async fn run(
         return Ok(results);
     }
     let benchmarks = wanted(&past.head.config);
-    if benchmarks.is_empty() {
-        return Err(RunError::Nothing);
-    }
     let mut run = Run {
         config: past.head.config.clone(),
         output: output.to_owned(),

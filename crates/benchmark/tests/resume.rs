@@ -120,3 +120,20 @@ fn what_is_complete_stays_as_it_is() {
     success(&test_dir.run().arg("--again").output().unwrap());
     assert_eq!(samples(row(&test_dir.results(), "operations.image.pull", "fake/x")), 3);
 }
+
+/// A journal of nothing would be in the way of the next run, or take the place of what was measured.
+#[test]
+fn what_measures_nothing_leaves_everything_as_it_is() {
+    let (test_dir, _fake, lines) = interrupted();
+    let text = write(&test_dir, &lines);
+    let refused = |more: &[&str]| {
+        let output = test_dir.run().args(["--filter", "!*"]).args(more).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && said.contains("nothing is left"), "{said}");
+    };
+    refused(&["--again"]);
+    assert_eq!(fs::read_to_string(test_dir.path("out/journal.jsonl")).unwrap(), text);
+    fs::remove_dir_all(test_dir.path("out")).unwrap();
+    refused(&[]);
+    assert!(!test_dir.path("out").exists());
+}
