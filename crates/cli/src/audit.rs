@@ -2,8 +2,9 @@
 //! it the policy does not allow, without a restore.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::Write as _;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -101,7 +102,11 @@ pub fn run(form: Form, args: &[OsString]) -> Result<ExitCode, Failure> {
             }
             Some("--bundle") => {
                 let missing = || Failure::invalid("option --bundle needs an argument: DIR");
-                bundle = Some(args.next().ok_or_else(missing)?);
+                bundle = Some(args.next().cloned().ok_or_else(missing)?);
+            }
+            _ if arg.as_bytes().starts_with(b"--bundle=") => {
+                let dir = &arg.as_bytes()[b"--bundle=".len()..];
+                bundle = Some(OsStr::from_bytes(dir).to_owned());
             }
             _ => rest.push(arg.clone()),
         }
@@ -113,7 +118,7 @@ pub fn run(form: Form, args: &[OsString]) -> Result<ExitCode, Failure> {
         [dir] => settings.engine.images_dir = dir.into(),
         _ => return Err(Failure::invalid("it takes one directory")),
     }
-    if let Some(bundle) = bundle {
+    if let Some(bundle) = &bundle {
         settings.engine.trust.spec = policy::spec(Path::new(bundle))?;
         if settings.engine.trust.spec.is_none() {
             let text = format!("{} is no bundle of a container", bundle.display());
@@ -122,7 +127,7 @@ pub fn run(form: Form, args: &[OsString]) -> Result<ExitCode, Failure> {
     }
     let audit = match (has_images, bundle) {
         (true, _) => audit(settings)?,
-        (false, Some(bundle)) => audit_configuration(settings, Path::new(bundle))?,
+        (false, Some(bundle)) => audit_configuration(settings, Path::new(&bundle))?,
         (false, None) => return Err(Failure::invalid("--no-images needs --bundle DIR")),
     };
     let text = match (form, as_json) {

@@ -378,7 +378,7 @@ fn completion(CompletionCommand { shell }: CompletionCommand) -> Result<ExitCode
     for name in [Name::Torpor, Name::Criu] {
         clap_complete::generate(shell, &mut tree(name), name.as_str(), &mut script);
     }
-    io::stdout().write_all(&script).map_err(|e| Failure::io("standard output", &e))?;
+    print!("{}", String::from_utf8_lossy(&script));
     Ok(ExitCode::SUCCESS)
 }
 

@@ -11,6 +11,7 @@ use clap::Subcommand;
 use serde_json::{Value as Json, json};
 use torpor_seal::keys::{AgeIdentity, Certificate, Error, Identity, Recipient, Trust};
 use torpor_seal::sign::scheme_of;
+use torpor_worker::tell;
 use zeroize::Zeroizing;
 
 use crate::failure::Failure;
@@ -58,7 +59,13 @@ pub enum KeyCommand {
 /// # Errors
 /// If a key or certificate cannot be read, made or written; if keys cannot be kept out of swap.
 pub fn run(command: KeyCommand) -> Result<ExitCode, Failure> {
-    torpor_sys::secrecy::protect().map_err(|e| Failure::io("keep keys out of swap", &e))?;
+    // A user who is not root may seldom lock as much memory as this program has.
+    if let Err(error) = torpor_sys::secrecy::protect() {
+        tell!(
+            "torpor key: this process cannot be kept out of swap: {error} (ulimit -l says how much \
+             memory may be locked)"
+        );
+    }
     match command {
         KeyCommand::Generate { file, json } => generate(&file, json)?,
         KeyCommand::Inspect { keys, trust, crl, json } => {
@@ -76,7 +83,9 @@ fn generate(path: &Path, json: bool) -> Result<(), Failure> {
         "# created: {now} (seconds since 1970)\n# public key: {recipient}\n{}\n",
         *secret
     ));
-    let failed = |e| Failure::io(format_args!("key file {}", path.display()), &e);
+    // What helps with tasks does not help with files.
+    let failed =
+        |e| Failure { hint: None, ..Failure::io(format_args!("key file {}", path.display()), &e) };
     let mut options = OpenOptions::new();
     let mut file = options.write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
     if let Err(error) = file.write_all(text.as_bytes()).and_then(|()| file.sync_all()) {
@@ -128,16 +137,23 @@ fn described(key: &str, trust: &Trust) -> Result<(Vec<String>, bool), Failure> {
     if let Some(signs) = signs(key) {
         return Ok((vec![signs], true));
     }
-    if let Ok(recipients) = Recipient::parse(key) {
-        let mut all = (Vec::new(), true);
-        for recipient in recipients {
-            all.0.push(format!("sealed for as {} {}", recipient.kind(), recipient.name()));
-            if let Some(certificate) = recipient.certificate() {
-                all.0.extend(certificate_lines(certificate));
+    match Recipient::parse(key) {
+        Ok(recipients) => {
+            let mut all = (Vec::new(), true);
+            for recipient in recipients {
+                all.0.push(format!("sealed for as {} {}", recipient.kind(), recipient.name()));
+                if let Some(certificate) = recipient.certificate() {
+                    all.0.extend(certificate_lines(certificate));
+                }
+                all.1 &= verdict(recipient.check(trust), &mut all.0);
             }
-            all.1 &= verdict(recipient.check(trust), &mut all.0);
+            return Ok(all);
         }
-        return Ok(all);
+        // No file is meant.
+        Err(error) if key.starts_with("age1") && !Path::new(key).exists() => {
+            return Err(error.into());
+        }
+        Err(_) => {}
     }
     match Certificate::load(Path::new(key)) {
         Ok(certificate) => {

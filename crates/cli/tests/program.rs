@@ -92,6 +92,7 @@ fn what_cannot_be_printed_is_no_panic() {
         ("criu", &["check", "--feature", "list"]),
         ("torpor", &["key", "inspect", key.to_str().unwrap()]),
         ("torpor", &["check", "--feature", "list", "--json"]),
+        ("torpor", &["completion", "bash"]),
     ] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);

@@ -465,6 +465,24 @@ fn keys_are_made_once_for_their_owner() {
         "{shown}"
     );
     assert_eq!(sentence(&output), format!("not to be used: {}", old.cert.display()));
+    // What is mistyped is no file that is missing.
+    let mistyped = sentence(&torpor(&["key", "inspect", &recipient[..recipient.len() - 1]]));
+    assert!(!mistyped.contains("No such file"), "{mistyped}");
+}
+
+/// Without root nobody may lock as much memory as this program has.
+#[test]
+fn a_user_who_may_lock_little_memory_makes_keys() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = Command::new("sh")
+        .args(["-c", "ulimit -l 64; exec setpriv --bounding-set=-ipc_lock \"$@\"", "sh"])
+        .args([env!("CARGO_BIN_EXE_torpor"), "key", "generate"])
+        .arg(dir.path().join("key"))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && output.stdout.starts_with(b"age1"), "{said}");
+    assert!(said.contains("swap"), "{said}");
 }
 
 #[test]

@@ -505,7 +505,7 @@ fn a_configuration_is_judged_by_itself() {
     fs::write(bundle.path().join("config.json"), spec).unwrap();
     let audit = |rule: &str| {
         let mut audit = torpor(&["image", "audit", "--no-images", "--policy", "/dev/null"]);
-        audit.args(["--policy-rule", rule, "--bundle"]).arg(bundle.path());
+        audit.arg("--policy-rule").arg(rule).arg(format!("--bundle={}", bundle.path().display()));
         audit.output().unwrap()
     };
     assert!(audit("cgroups.allow=[\"/system.slice\"]").status.success());
