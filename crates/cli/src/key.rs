@@ -57,7 +57,7 @@ pub enum KeyCommand {
 /// Runs `torpor key`.
 ///
 /// # Errors
-/// If a key or certificate cannot be read, made or written; if keys cannot be kept out of swap.
+/// If a key or certificate cannot be read, made or written.
 pub fn run(command: KeyCommand) -> Result<ExitCode, Failure> {
     // A user who is not root may seldom lock as much memory as this program has.
     if let Err(error) = torpor_sys::secrecy::protect() {

@@ -4,7 +4,9 @@
 
 mod common;
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -468,6 +470,49 @@ fn a_daemon_removes_no_file_but_a_socket_that_is_left() {
         shown(&daemon)
     );
     assert_eq!(std::fs::read(&file).unwrap(), b"of somebody");
+}
+
+/// Its jobs would be saved, and not brought back.
+#[test]
+fn a_daemon_with_keys_that_do_not_fit_does_not_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config.json");
+    let classes = json!({ "secret": { "recipient": "nobody", "identity": "/nowhere" } });
+    std::fs::write(&config, json!({ "rules": { "classes": classes } }).to_string()).unwrap();
+    let daemon = Command::new(common::torpor())
+        .args(["queue", "serve", "--data", "data", "--listen", "unix:socket", "--config"])
+        .arg(config)
+        .current_dir(dir.path())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(
+        !daemon.status.success() && shown(&daemon).contains("class secret"),
+        "{}",
+        shown(&daemon)
+    );
+    assert!(!dir.path().join("data").exists());
+}
+
+/// Another daemon would be asked, or nobody.
+#[test]
+fn an_address_that_is_none_is_told_of() {
+    let list = |address: &[u8]| {
+        let address = OsStr::from_bytes(address);
+        let output = Command::new(common::torpor())
+            .args(["queue", "list"])
+            .env("TORPOR_QUEUE", address)
+            .output()
+            .unwrap();
+        assert!(!output.status.success());
+        shown(&output)
+    };
+    for address in [&b"nowhere"[..], b"unix:/\xff", b"https://ci.example:7777\n"] {
+        let said = list(address);
+        assert!(said.contains("TORPOR_QUEUE") && !said.contains("ask the daemon"), "{said}");
+    }
+    let said = list(b"https://ci.example");
+    assert!(said.contains("TORPOR_QUEUE") && said.contains("no port"), "{said}");
 }
 
 #[test]
