@@ -208,7 +208,7 @@ impl Config {
     /// opened would be found out when a job has given way, and is lost.
     ///
     /// # Errors
-    /// A sentence, if the recipient of a class is none, or its identity cannot be read or does not open what is
+    /// If the recipient of a class is none, or its identity cannot be read or does not open what is
     /// sealed for that recipient.
     pub(crate) fn try_keys(&self) -> Result<(), String> {
         for (name, class) in &self.rules.classes {

@@ -22,7 +22,7 @@ use super::core::Queue;
 use crate::files;
 use crate::http::{Address, DEFAULT, Request, Response, Stream, answer_one};
 
-/// What is said to who has no token, or one that nobody has.
+/// What is said to a caller who has no token, or one that nobody has.
 const NO_TOKEN: &str = "a token is needed that this daemon knows: Authorization: Bearer TOKEN, which \
                         torpor queue takes from TORPOR_QUEUE_TOKEN";
 
