@@ -186,7 +186,8 @@ mod tests {
         let path = entry(FdTypes::Reg, |entry| entry.reg = Some(reg("/dir/file")));
         only_by(&path, &["/dir/file", "dir/file"], &["file", "/dir", "//dir/file", ""]);
         assert_eq!(keys(&path, &[], &[]), None);
-        let tun = TunfileEntry { torpor_reg: Some(reg("/dev/net/tun")), ..TunfileEntry::default() };
+        let torpor_reg = Some(reg("/dev/net/tun"));
+        let tun = TunfileEntry { id: 7, torpor_reg, ..TunfileEntry::default() };
         only_by(
             &entry(FdTypes::Tunf, |entry| entry.tunf = Some(tun.clone())),
             &["/dev/net/tun"],

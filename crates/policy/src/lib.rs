@@ -51,6 +51,7 @@ mod open_file;
 mod opening;
 mod overlays;
 mod packet;
+mod parts;
 mod passed;
 mod path_file;
 mod pipe;

@@ -14,6 +14,7 @@ use crate::io_uring::IoUring;
 use crate::memory_file::MemoryFile;
 use crate::netlink::Netlink;
 use crate::packet::PacketSocket;
+use crate::parts;
 use crate::path_file::PathFile;
 use crate::pipe::PipeEnd;
 use crate::plain_file::{Eventfd, NamespaceFile, Pidfd, Signalfd};
@@ -155,14 +156,12 @@ impl OpenFile {
     /// The one that an entry describes.
     ///
     /// # Errors
-    /// What no dump writes: a type that is not supported; one without its part, or whose part is of another file; what that
-    /// cannot say.
+    /// What no dump writes: a type that is not supported; one without its part, with another part, or whose part is of
+    /// another file; what that cannot say.
     pub fn read(entry: &FileEntry) -> std::result::Result<Self, String> {
-        let (id, kind) = (entry.id, FileKind::read(entry)?);
-        if let Some(other) = kind.number().filter(|&number| number != id) {
-            return Err(format!("file {id} says that it is file {other}"));
-        }
-        Ok(OpenFile { id, kind, signals: SignalOwner::of(entry) })
+        parts::check(entry)?;
+        let kind = FileKind::read(entry)?;
+        Ok(OpenFile { id: entry.id, kind, signals: SignalOwner::of(entry) })
     }
 
     /// Who is sent a signal when it becomes ready; that of a fifo is said where its path is, one of `all`. `None` of a file
@@ -223,51 +222,26 @@ impl FileKind {
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
-            FileKind::Path(_) => "reg",
-            FileKind::Pipe(_) => "pipe",
-            FileKind::Fifo(_) => "fifo",
-            FileKind::Terminal(_) => "tty",
-            FileKind::Inet(_) => "inetsk",
-            FileKind::Unix(_) => "unixsk",
-            FileKind::Packet(_) => "packetsk",
-            FileKind::Netlink(_) => "netlinksk",
-            FileKind::Eventfd(_) => "eventfd",
-            FileKind::Signalfd(_) => "signalfd",
-            FileKind::Timerfd(_) => "timerfd",
-            FileKind::Pidfd(_) => "pidfd",
-            FileKind::Namespace(_) => "ns",
-            FileKind::Epoll(_) => "eventpoll",
-            FileKind::Inotify(_) => "inotify",
-            FileKind::Fanotify(_) => "fanotify",
-            FileKind::Memory(_) => "memfd",
-            FileKind::Tun(_) => "tunf",
-            FileKind::IoUring(_) => "io_uring",
-            FileKind::Userfaultfd(_) => "userfaultfd",
-        }
-    }
-
-    /// The number that its part has, of which some kinds have none.
-    fn number(&self) -> Option<u32> {
-        match self {
-            FileKind::Path(path) => Some(path.id),
-            FileKind::Pipe(end) => Some(end.file),
-            FileKind::Fifo(end) => Some(end.file),
-            FileKind::Terminal(end) => Some(end.file),
-            FileKind::Inet(socket) => Some(socket.file),
-            FileKind::Unix(socket) => Some(socket.file),
-            FileKind::Packet(_) | FileKind::Netlink(_) => None,
-            FileKind::Eventfd(eventfd) => Some(eventfd.file),
-            FileKind::Signalfd(signalfd) => Some(signalfd.file),
-            FileKind::Timerfd(timer) => Some(timer.id),
-            FileKind::Pidfd(pidfd) => Some(pidfd.file),
-            FileKind::Namespace(namespace) => Some(namespace.file),
-            FileKind::Epoll(set) => Some(set.file),
-            FileKind::Inotify(inotify) => Some(inotify.file),
-            FileKind::Fanotify(group) => Some(group.file),
-            FileKind::Memory(memory) => Some(memory.file),
-            FileKind::Tun(tun) => Some(tun.path.id),
-            FileKind::IoUring(ring) => Some(ring.id),
-            FileKind::Userfaultfd(faults) => Some(faults.id),
+            FileKind::Path(_) => "REG",
+            FileKind::Pipe(_) => "PIPE",
+            FileKind::Fifo(_) => "FIFO",
+            FileKind::Terminal(_) => "TTY",
+            FileKind::Inet(_) => "INETSK",
+            FileKind::Unix(_) => "UNIXSK",
+            FileKind::Packet(_) => "PACKETSK",
+            FileKind::Netlink(_) => "NETLINKSK",
+            FileKind::Eventfd(_) => "EVENTFD",
+            FileKind::Signalfd(_) => "SIGNALFD",
+            FileKind::Timerfd(_) => "TIMERFD",
+            FileKind::Pidfd(_) => "PIDFD",
+            FileKind::Namespace(_) => "NS",
+            FileKind::Epoll(_) => "EVENTPOLL",
+            FileKind::Inotify(_) => "INOTIFY",
+            FileKind::Fanotify(_) => "FANOTIFY",
+            FileKind::Memory(_) => "MEMFD",
+            FileKind::Tun(_) => "TUNF",
+            FileKind::IoUring(_) => "IO_URING",
+            FileKind::Userfaultfd(_) => "USERFAULTFD",
         }
     }
 
@@ -371,18 +345,19 @@ mod tests {
         refused(entry(FdTypes::Bpfmap, |_| ()), "file 7 is of type BPFMAP, which is not supported");
         refused(entry(FdTypes::Ext, |_| ()), "file 7 has no io_uring instance");
         refused(entry(FdTypes::Netlinksk, |_| ()), "socket 7: is no netlink socket");
-        // Its type counts, whatever parts there are.
         let pipe = Some(PipeEntry { id: 7, ..PipeEntry::default() });
-        refused(entry(FdTypes::Reg, |entry| entry.pipe = pipe), "file 7 has no path");
-        let wrong = Some(PipeEntry { flags: 3, ..PipeEntry::default() });
+        refused(entry(FdTypes::Reg, |_| ()), "file 7 has no path");
+        let why = "file 7: it is of type REG, but has a part of type PIPE";
+        refused(entry(FdTypes::Reg, |entry| entry.pipe = pipe), why);
+        let wrong = Some(PipeEntry { id: 7, flags: 3, ..PipeEntry::default() });
         let why = "file 7: is an end of pipe 0 for neither reading nor writing";
         refused(entry(FdTypes::Pipe, |entry| entry.pipe = wrong), why);
         let fifo = Some(FifoEntry { id: 7, pipe_id: 1, regf_id: None });
         refused(entry(FdTypes::Fifo, |entry| entry.fifo = fifo), "fifo 7 has no path");
         let other = Some(PipeEntry { id: 8, ..PipeEntry::default() });
-        let why = "file 7 says that it is file 8";
+        let why = "file 7: its part has number 8";
         refused(entry(FdTypes::Pipe, |entry| entry.pipe = other), why);
-        let counts = Some(EventfdFileEntry { counter: u64::MAX, ..EventfdFileEntry::default() });
+        let counts = Some(EventfdFileEntry { id: 7, counter: u64::MAX, ..Default::default() });
         let why = "eventfd 7 counts too far";
         refused(entry(FdTypes::Eventfd, |entry| entry.efd = counts), why);
         let socket = InetSkEntry { id: 7, family: 2, r#type: 1, proto: 6, ..Default::default() };

@@ -15,16 +15,19 @@ fn entries_that_are_of_no_file() {
         let mut files = whole.clone();
         let file = files.iter_mut().find(|file| file.reg.is_some()).unwrap();
         change(file);
-        let what = format!("files.img: file {} {why}", file.id);
+        let what = format!("files.img: file {}{why}", file.id);
         images.write_all(kind::FILES, 0, &files).unwrap();
         task.denied(&[], &[&what]);
     };
-    refused(|file| file.r#type = FdTypes::Und.into(), "is of type UND, which is not supported");
-    refused(|file| file.r#type = 77, "is of type UND, which is not supported");
-    refused(|file| file.r#type = FdTypes::Eventfd.into(), "has no eventfd");
-    refused(|file| file.reg = None, "has no path");
+    let of_another = |ty| format!(": it is of type {ty}, but has a part of type REG");
+    refused(|file| file.r#type = FdTypes::Und.into(), &of_another("UND"));
+    refused(|file| file.r#type = 77, &of_another("UND"));
+    refused(|file| file.r#type = FdTypes::Eventfd.into(), &of_another("EVENTFD"));
+    let none = |file: &mut FileEntry| (file.r#type, file.reg) = (FdTypes::Und.into(), None);
+    refused(none, " is of type UND, which is not supported");
+    refused(|file| file.reg = None, " has no path");
     let number = |file: &mut FileEntry| file.reg.as_mut().unwrap().id = 900_002;
-    refused(number, "says that it is file 900002");
+    refused(number, ": its part has number 900002");
     images.write_all(kind::FILES, 0, &whole).unwrap();
     task.allowed(&[]);
 }

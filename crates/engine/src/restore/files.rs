@@ -165,7 +165,7 @@ impl Table<'_> {
     fn open_file(&mut self, id: u32) -> Result<OwnedFd> {
         let unknown = || Error::invalid("files.img", format!("no file with id {id}"));
         let file = self.opener.described.get(&id).ok_or_else(unknown)?;
-        tracing::debug!("{}", object(file));
+        tracing::debug!("file {id}: {}", file.kind.name());
         self.open_of_kind(file).about(|| object(file))
     }
 
@@ -310,7 +310,7 @@ impl Table<'_> {
 fn object(file: &OpenFile) -> String {
     match file.path() {
         Some(path) => format!("file {} ({})", file.id, path.text()),
-        None => format!("file {} ({})", file.id, file.kind.name()),
+        None => format!("file {} ({})", file.id, file.kind.name().to_lowercase()),
     }
 }
 

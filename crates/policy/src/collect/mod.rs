@@ -12,7 +12,6 @@ mod limits;
 pub mod lists;
 mod mounts;
 mod network;
-mod parts;
 mod ports;
 pub(crate) mod references;
 mod routing;

@@ -16,7 +16,7 @@ use torpor_images::{ImageDir, Kind, kind};
 
 use super::checkpoint::{Checkpoint, KINDS};
 use super::mounts::DEVICE_KEY;
-use super::{parts, unreferenced};
+use super::unreferenced;
 use crate::error::{Error, Result};
 use crate::namespace::NsKind;
 use crate::unix_end::{UnixEnd, UnixEnds};
@@ -64,7 +64,6 @@ pub fn check(checkpoint: &Checkpoint<'_>) -> Result<()> {
     let numbers = Numbers::of(checkpoint)?;
     nested(checkpoint)?;
     images_of_namespaces(checkpoint, &numbers)?;
-    parts::check(checkpoint)?;
     files(checkpoint, &numbers)?;
     packets(checkpoint)?;
     remaps(checkpoint)?;

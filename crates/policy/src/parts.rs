@@ -3,11 +3,7 @@
 //! An entry has a number, a type, and a part for each type. A reader may go by any of them: so it has
 //! the part of its type and no other, and that has the same number.
 
-use torpor_images::kind;
 use torpor_images::proto::{FdTypes, FileEntry};
-
-use super::checkpoint::Checkpoint;
-use crate::error::{Error, Result};
 
 /// The number that a part of an entry has, if there is one.
 type Number = fn(&FileEntry) -> Option<u32>;
@@ -38,25 +34,22 @@ const PARTS: [(FdTypes, Number); 22] = [
     (FdTypes::Pidfd, |entry| entry.pidfd.as_ref().map(|part| part.id)),
 ];
 
-/// Checks all open files.
+/// Checks an open file.
 ///
 /// # Errors
-/// The number of one that has another part than that of its type, or one with another number.
-pub(super) fn check(checkpoint: &Checkpoint<'_>) -> Result<()> {
-    for entry in &checkpoint.files {
-        let invalid = |reason: String| {
-            let reason = format!("file {}: {reason}", entry.id);
-            Err(Error::Invalid { image: kind::FILES.file_name(0), reason })
-        };
-        let parts = PARTS.iter().filter_map(|(ty, of)| Some((*ty, of(entry)?)));
-        for (ty, number) in parts {
-            if ty != entry.r#type() {
-                let (ty, own) = (ty.as_str_name(), entry.r#type().as_str_name());
-                return invalid(format!("it is of type {own}, but has a part of type {ty}"));
-            }
-            if number != entry.id {
-                return invalid(format!("its part has number {number}"));
-            }
+/// Another part than that of its type, or one with another number.
+pub(crate) fn check(entry: &FileEntry) -> Result<(), String> {
+    let own = entry.r#type();
+    for (ty, number) in PARTS.iter().filter_map(|(ty, of)| Some((*ty, of(entry)?))) {
+        if ty != own {
+            let (ty, own) = (ty.as_str_name(), own.as_str_name());
+            return Err(format!(
+                "file {}: it is of type {own}, but has a part of type {ty}",
+                entry.id
+            ));
+        }
+        if number != entry.id {
+            return Err(format!("file {}: its part has number {number}", entry.id));
         }
     }
     Ok(())
