@@ -61,12 +61,19 @@ pub fn makes_32_bits() -> bool {
     compiler.wait().unwrap().success()
 }
 
-pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+pub fn wait_until(what: &str, condition: impl FnMut() -> bool) {
+    assert!(comes_true(condition), "it does not come true: {what}");
+}
+
+fn comes_true(mut condition: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + Duration::from_secs(120);
     while !condition() {
-        assert!(Instant::now() < deadline, "it does not come true: {what}");
+        if Instant::now() >= deadline {
+            return false;
+        }
         std::thread::sleep(Duration::from_millis(5));
     }
+    true
 }
 
 /// A host: its directories, and its agent when it runs one.
@@ -285,9 +292,32 @@ impl Counter {
     /// One counts, and one only.
     pub fn goes_on(&self) {
         let before = self.count();
-        wait_until("the count grows", || self.count() > before + 5);
+        assert!(
+            comes_true(|| self.count() > before + 5),
+            "it does not count on: {}",
+            self.held_by()
+        );
         let running = self.running();
         assert!(running.len() == 1 && running[0].1, "{running:?}");
+    }
+
+    /// What the kernel tells of those that count, and of whoever traces them.
+    fn held_by(&self) -> String {
+        let read = |pid: i32, file: &str| {
+            let bytes = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+            String::from_utf8_lossy(&bytes).replace('\0', " ")
+        };
+        let told = |pid: i32| {
+            let all = ["cmdline", "wchan", "syscall", "stack", "status"];
+            all.map(|file| format!("{pid} {file}: {}", read(pid, file))).join("\n")
+        };
+        let with_tracer = |(pid, _): (i32, bool)| {
+            let status = read(pid, "status");
+            let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
+            let tracer = tracer.and_then(|pid| pid.trim().parse().ok()).filter(|&pid| pid != 0);
+            [told(pid), tracer.map(told).unwrap_or_default()].join("\n")
+        };
+        self.running().into_iter().map(with_tracer).collect::<Vec<_>>().join("\n")
     }
 
     pub fn has_ended_here(&mut self) -> bool {
