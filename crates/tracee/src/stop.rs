@@ -442,7 +442,10 @@ impl Tracee {
     pub fn finish(mut self) -> Result<()> {
         let tid = self.tid;
         for signal in std::mem::take(&mut self.held) {
-            send(self.pid, signal).map_err(Error::os(tid, "kill"))?;
+            // Whoever lets it go on means the stop that came before: sent again, that would come behind.
+            if !STOP_SIGNALS.contains(&signal) || !is_told_to_go_on(self.pid)? {
+                send(self.pid, signal).map_err(Error::os(tid, "kill"))?;
+            }
         }
         self.enter_critical_section()?;
         self.held_back = false;
@@ -522,6 +525,18 @@ impl Tracee {
             Ok(_) => Err(Error::Unusable { pid, reason: "it does not exit".to_owned() }),
         }
     }
+}
+
+/// Signals that stop a process by job control, see signal(7).
+const STOP_SIGNALS: [i32; 4] = [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
+
+/// Whether `SIGCONT` is pending for a process: then it came after the last stop signal, which takes it away.
+fn is_told_to_go_on(pid: i32) -> Result<bool> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
+    let status = status.map_err(|_| Error::Gone { pid })?;
+    let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
+    let pending = pending.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    Ok(pending.is_some_and(|mask| mask >> (libc::SIGCONT - 1) & 1 == 1))
 }
 
 /// The threads of a process but its leader.

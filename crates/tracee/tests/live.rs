@@ -35,6 +35,33 @@ fn a_sleeper_runs_calls_and_goes_on() {
     wait_for("it to sleep on", PATIENCE, asleep).unwrap();
 }
 
+/// A stop that comes while calls are made is sent again when it is let go, unless somebody has let the process go on since:
+/// it would come behind that, and nobody would let it go on once more.
+#[test]
+fn a_stop_that_was_taken_back_does_not_come_later() {
+    for (is_taken_back, state) in [(false, 'T'), (true, 'S')] {
+        let (_child, pid) = spawn("/bin/sleep", &["1000"]);
+        let before = maps(pid);
+        let mut t = stop(pid);
+        t.inject(&before, stub_place(&before).unwrap()).unwrap();
+        t.send(libc::SIGSTOP, true).unwrap();
+        let mut batch = t.batch();
+        batch.call((libc::SYS_getpid, []));
+        batch.run().unwrap();
+        if is_taken_back {
+            t.send(libc::SIGCONT, true).unwrap();
+        }
+        t.eject(&before).unwrap();
+        t.finish().unwrap();
+        let found = || {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+            let found = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+            Ok((found == Some(state)).then_some(()))
+        };
+        wait_for(&format!("it to be in state {state}"), PATIENCE, found).unwrap();
+    }
+}
+
 #[test]
 fn a_failing_call_ends_the_batch_when_asked() {
     let (_child, pid) = spawn("/bin/sleep", &["1000"]);
