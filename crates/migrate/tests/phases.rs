@@ -342,7 +342,7 @@ fn it_is_built_when_that_was_asked_for() {
 #[test]
 fn who_waits_for_pages_to_go_is_told_until_when() {
     for mode in ["post-copy", "hybrid"] {
-        let mut held = Held::start_with(mode, "pre-resume", "true", &["--patience", "1"]);
+        let mut held = Held::start_with(mode, "pre-resume", "false", &["--patience", "1"]);
         wait_until("it is written down", || held.here.phases("source") == ["deciding"]);
         held.there.stop_agent();
         let mut said = BufReader::new(held.migration.stderr.take().unwrap()).lines();
