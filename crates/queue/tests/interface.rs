@@ -452,23 +452,25 @@ fn a_daemon_says_where_it_listens() {
     assert!(shown(&by_port).contains("token is needed"), "{said:?}: {}", shown(&by_port));
 }
 
+/// A daemon in `dir` ends at once, and says `why`.
+fn refuses_to_serve(dir: &Path, words: &[&str], why: &str) {
+    let daemon = Command::new(common::torpor())
+        .args(["queue", "serve", "--data", "data"])
+        .args(words)
+        .current_dir(dir)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(!daemon.status.success() && shown(&daemon).contains(why), "{}", shown(&daemon));
+}
+
 /// A path that is mistyped may lead to a file that somebody needs.
 #[test]
 fn a_daemon_removes_no_file_but_a_socket_that_is_left() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("notes");
     std::fs::write(&file, "of somebody").unwrap();
-    let daemon = Command::new(common::torpor())
-        .args(["queue", "serve", "--data", "data", "--listen", "unix:notes"])
-        .current_dir(dir.path())
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    assert!(
-        !daemon.status.success() && shown(&daemon).contains("unix:notes"),
-        "{}",
-        shown(&daemon)
-    );
+    refuses_to_serve(dir.path(), &["--listen", "unix:notes"], "unix:notes");
     assert_eq!(std::fs::read(&file).unwrap(), b"of somebody");
 }
 
@@ -479,18 +481,8 @@ fn a_daemon_with_keys_that_do_not_fit_does_not_start() {
     let config = dir.path().join("config.json");
     let classes = json!({ "secret": { "recipient": "nobody", "identity": "/nowhere" } });
     std::fs::write(&config, json!({ "rules": { "classes": classes } }).to_string()).unwrap();
-    let daemon = Command::new(common::torpor())
-        .args(["queue", "serve", "--data", "data", "--listen", "unix:socket", "--config"])
-        .arg(config)
-        .current_dir(dir.path())
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    assert!(
-        !daemon.status.success() && shown(&daemon).contains("class secret"),
-        "{}",
-        shown(&daemon)
-    );
+    let words = ["--listen", "unix:socket", "--config", "config.json"];
+    refuses_to_serve(dir.path(), &words, "class secret");
     assert!(!dir.path().join("data").exists());
 }
 

@@ -138,7 +138,11 @@ fn finish_all(threads: Vec<Tracee>) -> Result<()> {
     all
 }
 
-fn read_status(pid: i32) -> Result<String> {
+/// What the kernel tells of a process or thread.
+///
+/// # Errors
+/// Gone, if there is none of that number.
+pub(crate) fn read_status(pid: i32) -> Result<String> {
     std::fs::read_to_string(format!("/proc/{pid}/status")).map_err(|_| Error::Gone { pid })
 }
 

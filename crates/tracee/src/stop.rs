@@ -12,7 +12,7 @@ use torpor_sys::ptrace::{self, Registers, RseqConfig, SigInfo, option};
 use torpor_sys::stub::DONE;
 use torpor_sys::xsave;
 
-use crate::leftover::is_zombie;
+use crate::leftover::{is_zombie, read_status};
 use crate::stub::Stub;
 use crate::syscall::Syscall;
 use crate::{Batch, Error, RemoteAddr, Result, restart};
@@ -532,8 +532,7 @@ const STOP_SIGNALS: [i32; 4] = [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, lib
 
 /// Whether `SIGCONT` is pending for a process: then it came after the last stop signal, which takes it away.
 fn is_told_to_go_on(pid: i32) -> Result<bool> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
-    let status = status.map_err(|_| Error::Gone { pid })?;
+    let status = read_status(pid)?;
     let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
     let pending = pending.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     Ok(pending.is_some_and(|mask| mask >> (libc::SIGCONT - 1) & 1 == 1))

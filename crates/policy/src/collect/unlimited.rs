@@ -13,7 +13,7 @@ use crate::given_file::GivenFile;
 use crate::host_names::HostNames;
 use crate::memory_file::MemoryInode;
 use crate::namespace::NsKind;
-use crate::open_file::OpenFile;
+use crate::open_file::{FileKind, OpenFile};
 use crate::passed::Passed;
 use crate::plain_file::PlainFile;
 use crate::program_format::ProgramFormat;
@@ -21,7 +21,6 @@ use crate::queued::{DataQueue, QueuedData};
 use crate::request::Ask;
 use crate::socket::Socket;
 use crate::terminal::Terminal;
-use crate::unix_end::UnixEnd;
 
 pub(super) fn collect(
     checkpoint: &Checkpoint<'_>,
@@ -100,6 +99,7 @@ fn files(
     }
     let terminals = Terminal::all(checkpoint.images)?;
     let image = kind::FILES.file_name(0);
+    let mut sockets = Vec::new();
     for entry in &checkpoint.files {
         let file = OpenFile::read(entry);
         let file = file.map_err(|reason| Error::Invalid { image: image.clone(), reason })?;
@@ -108,6 +108,9 @@ fn files(
         let ask = given.map_or_else(made, |given| Ok(Some(given)));
         let ask = ask.map_err(|reason| Error::Invalid { image: image.clone(), reason })?;
         ask.into_iter().for_each(|ask| all.add(&*image, None, ask));
+        if let FileKind::Unix(socket) = file.kind {
+            sockets.push(socket);
+        }
     }
     for input in checkpoint.images.read_all_or_empty::<TtyDataEntry>(kind::TTY_DATA, 0)? {
         let data = QueuedData::bytes(DataQueue::Terminal(input.tty_id), input.data.len());
@@ -116,10 +119,7 @@ fn files(
     for terminal in terminals {
         all.add(kind::TTY_INFO.file_name(0), None, Ask::Terminal(terminal));
     }
-    for entry in &checkpoint.files {
-        let invalid = |reason| Error::Invalid { image: image.clone(), reason };
-        let socket = UnixEnd::of(entry).map_err(invalid)?;
-        let Some(name) = socket.and_then(|socket| socket.bound) else { continue };
+    for name in sockets.into_iter().filter_map(|socket| socket.bound) {
         if let Some(owner) = name.file.as_ref().and_then(|file| file.owner) {
             owned(owner, maps, |ask| all.add(&*image, None, ask));
         }
