@@ -80,6 +80,22 @@ static inline bool ring_is_unread(struct ring *ring)
 	return ring->left || *status & TP_STATUS_USER;
 }
 
+/* Frames of TPACKET_V3 that are the program's, in blocks that it has not begun with. */
+static inline int ring_unread(struct ring *ring)
+{
+	int frames = 0;
+
+	for (int i = 0; i < ring->slots; i++) {
+		char *slot = ring->memory + (ring->at + i) % ring->slots * (long)ring->block;
+		volatile struct tpacket_hdr_v1 *block = &((struct tpacket_block_desc *)slot)->hdr.bh1;
+
+		if (!(block->block_status & TP_STATUS_USER))
+			break;
+		frames += block->num_pkts;
+	}
+	return frames;
+}
+
 /* The number of the next frame. */
 static inline int ring_read(struct ring *ring)
 {

@@ -25,8 +25,8 @@ int main(void)
 		packet_send(sent);
 	for (int i = 0; i < 3; i++)
 		CHECK_EQ(ring_read(&pair), sent - 3 + i);
-	/* What was received last is in a block that is complete. */
-	WAIT_UNTIL(ring_is_unread(&rings[TPACKET_V3]));
+	/* What was received last is in blocks that are complete. */
+	WAIT_UNTIL(ring_unread(&rings[TPACKET_V3]) == 3);
 	zoo_ready();
 	zoo_wait();
 	for (int version = TPACKET_V1; version <= TPACKET_V3; version++)

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use torpor_images::proto::{PacketRing, PacketSockEntry, TorporPacketPosition, TorporPacketSlot};
 use torpor_policy::{PacketSocket, Ring, RingPosition};
-use torpor_sys::socket::{self, Message};
+use torpor_sys::socket::{self, Instruction, Message};
 use torpor_sys::vm::{self, Window};
 
 use super::packet::{TPACKET_V3, address};
@@ -32,6 +32,8 @@ const MAX_RING: u64 = 256 << 20;
 const EXPERIMENTAL: u16 = 0x88b5;
 /// The loopback device of a network namespace.
 const LOOPBACK: u32 = 1;
+/// Where a frame has the address of its sender.
+const ADDRESS: u32 = 6;
 /// How long a frame may be under way that is sent over it.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of frames. The loopback device takes 65536.
@@ -254,9 +256,13 @@ pub(super) fn restore(
     let what = || format!("ring of packet socket {id}");
     let len = ring.size() + packets.send.map_or(0, |ring| ring.size());
     let window = Window::new(fd, usize::try_from(len).unwrap_or(usize::MAX)).context(what)?;
-    let ring = NewRing { layout, window, sender: sender()?, reserved: packets.reserve as usize };
+    let ring = NewRing::new(layout, window, sender()?, packets.reserve).context(what)?;
+    socket::attach_filter(fd, &ring.only_own()).context(what)?;
     socket::bind(fd, &address(EXPERIMENTAL.to_be(), LOOPBACK)).context(what)?;
-    match ring.advance(position) {
+    let advanced = ring.advance(position);
+    // Its own filter, if any, comes with the other options.
+    socket::set_int(fd, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, 0).context(what)?;
+    match advanced {
         Ok(()) => {}
         // The device is down.
         Err(e) if e.raw_os_error() == Some(libc::ENETDOWN) => {
@@ -276,11 +282,32 @@ struct NewRing {
     layout: Layout,
     window: Window,
     sender: OwnedFd,
+    /// What its sender's frames have as their sender's address; no other restore's have it.
+    name: u32,
     /// `PACKET_RESERVE`.
     reserved: usize,
 }
 
 impl NewRing {
+    fn new(
+        layout: Layout,
+        window: Window,
+        sender: OwnedFd,
+        reserved: u32,
+    ) -> std::io::Result<Self> {
+        // Sockets have numbers of 32 bits.
+        let [.., a, b, c, d] = rustix::fs::fstat(&sender)?.st_ino.to_be_bytes();
+        let name = u32::from_be_bytes([a, b, c, d]);
+        Ok(NewRing { layout, window, sender, name, reserved: reserved as usize })
+    }
+
+    /// Takes its own sender's frames only: another restore may fill a ring beside this one.
+    fn only_own(&self) -> [Instruction; 4] {
+        const SENDER: u32 = libc::SKF_LL_OFF.cast_unsigned() + ADDRESS;
+        let i = |code, jt, jf, k| Instruction { code, jt, jf, k };
+        [i(0x20, 0, 0, SENDER), i(0x15, 0, 1, self.name), i(0x06, 0, 0, u32::MAX), i(0x06, 0, 0, 0)]
+    }
+
     fn word(&self, slot: u32, offset: usize) -> std::io::Result<u32> {
         let mut bytes = [0; 4];
         let at = self.window.address() + (self.layout.place(slot).start + offset) as u64;
@@ -302,6 +329,8 @@ impl NewRing {
     /// Sends a frame, which arrives at once.
     fn send(&self, len: usize) -> std::io::Result<()> {
         let mut frame = vec![0; len];
+        let sender = ADDRESS as usize;
+        frame[sender..sender + 4].copy_from_slice(&self.name.to_be_bytes());
         frame[12..14].copy_from_slice(&EXPERIMENTAL.to_be_bytes());
         let to = address(EXPERIMENTAL.to_be(), LOOPBACK);
         let message = Message { address: Some(&to), data: &frame, ..Message::default() };
@@ -336,22 +365,37 @@ impl NewRing {
         let rounds = if again { u64::from(self.layout.slots) } else { 0 };
         let least = u64::from(position.next) + rounds + 1;
         let (mut slot, mut number) = (0, 1);
-        while number < least || slot != position.next {
-            let before = self.word(slot, PACKETS)?;
-            self.send(self.filling(slot)?)?;
+        loop {
             let next = self.layout.next(slot);
             let is_next = || self.sequence(next).map(|found| found == number + 1);
-            wait(|| Ok(is_next()? || self.word(slot, PACKETS)? != before))?;
+            if number >= least && slot == position.next {
+                self.empty(slot)?;
+                if !is_next()? {
+                    return Ok(());
+                }
+            } else {
+                let before = self.word(slot, PACKETS)?;
+                self.send(self.filling(slot)?)?;
+                wait(|| Ok(is_next()? || self.word(slot, PACKETS)? != before))?;
+            }
             if is_next()? {
                 self.write(slot, self.layout.status(), &[0; 4])?;
                 (slot, number) = (next, number + 1);
-                // The frame that did not fit into the last one is none of the program's.
-                if self.word(slot, PACKETS)? > 0 && number >= least && slot == position.next {
-                    let length = self.word(slot, LENGTH)?;
-                    self.write(slot, FIRST, &length.to_ne_bytes())?;
-                    self.write(slot, PACKETS, &[0; 4])?;
-                }
             }
+        }
+    }
+
+    /// Takes the frame out of a block that did not fit into the last one: it is none of the
+    /// program's. When the time of a block is over, the kernel goes on to the next one, unless it is
+    /// empty: that may have happened before.
+    fn empty(&self, slot: u32) -> std::io::Result<()> {
+        /// More than the kernel takes to close a block, if it has just found a frame in it.
+        const CLOSING: Duration = Duration::from_millis(1);
+        if self.word(slot, PACKETS)? > 0 {
+            let length = self.word(slot, LENGTH)?;
+            self.write(slot, FIRST, &length.to_ne_bytes())?;
+            self.write(slot, PACKETS, &[0; 4])?;
+            std::thread::sleep(CLOSING);
         }
         Ok(())
     }
@@ -404,6 +448,9 @@ pub(crate) fn of_mapping(
 
 #[cfg(test)]
 mod tests {
+    use torpor_sys::socket::Opt;
+
+    use super::super::testing::in_netns;
     use super::*;
 
     const LAYOUT: Layout = Layout { version: 1, slots: 4, block: 4096, frame: 2048 };
@@ -456,5 +503,48 @@ mod tests {
         ] {
             assert!(Layout::of(1, wrong).is_none());
         }
+    }
+
+    /// A ring of four blocks, whose time is over after a millisecond, and its socket.
+    fn ring_of_blocks() -> (OwnedFd, NewRing) {
+        let fd = socket::socket(libc::AF_PACKET, libc::SOCK_RAW, 0).unwrap();
+        let version = TPACKET_V3.cast_signed();
+        socket::set_int(fd.as_fd(), libc::SOL_PACKET, libc::PACKET_VERSION, version).unwrap();
+        let request: Vec<u8> =
+            [4096u32, 4, 2048, 8, 1, 0, 0].iter().flat_map(|word| word.to_ne_bytes()).collect();
+        socket::set(fd.as_fd(), Opt::PACKET_RX_RING, &request).unwrap();
+        let layout = Layout { version: TPACKET_V3, slots: 4, block: 4096, frame: 2048 };
+        let window = Window::new(fd.as_fd(), 4 * 4096).unwrap();
+        let sender = socket::socket(libc::AF_PACKET, libc::SOCK_RAW, 0).unwrap();
+        let ring = NewRing::new(layout, window, sender, 0).unwrap();
+        socket::attach_filter(fd.as_fd(), &ring.only_own()).unwrap();
+        socket::bind(fd.as_fd(), &address(EXPERIMENTAL.to_be(), LOOPBACK)).unwrap();
+        (fd, ring)
+    }
+
+    #[test]
+    fn a_block_whose_time_is_over_is_not_where_the_kernel_stands() {
+        in_netns(|| {
+            let (_fd, ring) = ring_of_blocks();
+            let status = || ring.word(0, ring.layout.status());
+            ring.send(SHORT).unwrap();
+            wait(|| Ok(status()? & USER != 0)).unwrap();
+            ring.advance(&RingPosition { next: 0, unread: Vec::new() }).unwrap();
+            assert_eq!((ring.word(0, PACKETS).unwrap(), status().unwrap()), (0, 0));
+            ring.send(SHORT).unwrap();
+            wait(|| Ok(ring.word(0, PACKETS)? == 1)).unwrap();
+        });
+    }
+
+    #[test]
+    fn rings_that_are_filled_side_by_side_take_their_own_frames() {
+        in_netns(|| {
+            let (_one, one) = ring_of_blocks();
+            let (_other, other) = ring_of_blocks();
+            other.send(SHORT).unwrap();
+            one.send(SHORT).unwrap();
+            wait(|| Ok(one.word(0, PACKETS)? > 0)).unwrap();
+            assert_eq!(one.word(0, PACKETS).unwrap(), 1);
+        });
     }
 }
