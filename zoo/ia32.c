@@ -14,7 +14,7 @@
 
 static __thread unsigned int local;
 static int fds[THREADS][2];
-static volatile int ended, ticks, handled;
+static volatile int begun, ended, ticks, handled;
 static volatile unsigned int value;
 static pthread_mutex_t mutex;
 static char stack[65536];
@@ -56,6 +56,7 @@ static void *reads(void *arg)
 	char byte;
 
 	local = 0x1000;
+	__sync_fetch_and_add(&begun, 1);
 	CHECK_EQ(read(fds[0][0], &byte, 1), 1);
 	CHECK_EQ(byte, 'r');
 	check_local(0);
@@ -70,6 +71,7 @@ static void *polls(void *arg)
 	int got;
 
 	local = 0x1001;
+	__sync_fetch_and_add(&begun, 1);
 	while ((got = poll(&poller, 1, 3600 * 1000)) < 0 && errno == EINTR)
 		;
 	CHECK_EQ(got, 1);
@@ -84,6 +86,7 @@ static void *holds(void *arg)
 	char byte;
 
 	local = 0x1002;
+	__sync_fetch_and_add(&begun, 1);
 	CHECK_EQ(pthread_mutex_lock(&mutex), 0);
 	CHECK_EQ(write(fds[3][1], "", 1), 1);
 	CHECK_EQ(read(fds[2][0], &byte, 1), 1);
@@ -125,6 +128,8 @@ int main(void)
 	for (int i = 0; i < 3; i++)
 		CHECK_EQ(pthread_create(&threads[i], NULL, work[i], NULL), 0);
 	CHECK_EQ(read(fds[3][0], &byte, 1), 1);
+	/* A thread that is being made has all signals blocked. */
+	WAIT_UNTIL(begun == 3);
 	TRY(setitimer(ITIMER_REAL, &often, NULL));
 	zoo_ready();
 	zoo_wait();

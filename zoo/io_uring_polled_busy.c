@@ -5,8 +5,11 @@
 #include "io_uring.h"
 #include <pthread.h>
 
+static volatile bool begun;
+
 static void *rest(void *unused)
 {
+	begun = true;
 	zoo_wait();
 	return unused;
 }
@@ -29,6 +32,8 @@ int main(void)
 	ring_add(&ring, IORING_OP_NOP, -1, NULL, 0, 0, 0);
 	ring_wake(&ring);
 	ring_expect(&ring, 0, 0);
+	/* A thread that is being made has all signals blocked. */
+	WAIT_UNTIL(begun);
 	zoo_ready();
 	while (!zoo_go() || count < 3) {
 		count++;

@@ -289,7 +289,7 @@ impl Runner<'_> {
     }
 
     /// What the tasks look like once they look the same twice, and have all run in between but those that
-    /// sleep: a program may say that it is ready just before it is.
+    /// sleep, and none is being made: a program may say that it is ready just before it is.
     fn at_rest(&self, root: i32) -> Result<Observation> {
         let mut running = observe::running(root)?;
         let mut last = observe::tree(root, &self.work())?;
@@ -302,7 +302,7 @@ impl Runner<'_> {
             }
             // Whoever waits for a processor has still to do what it was about to.
             running.retain(|thread, ran| now.get(thread) == Some(ran));
-            Ok(running.is_empty().then_some(before))
+            Ok((running.is_empty() && !observe::being_made(&before)).then_some(before))
         })
     }
 

@@ -137,6 +137,15 @@ pub fn running(root: i32) -> Result<BTreeMap<PathBuf, String>> {
     Ok(found)
 }
 
+/// Whether some task or thread is being made, or is about to end: it has all signals blocked then, also those that the
+/// C library has for itself and lets no program block.
+#[must_use]
+pub fn being_made(seen: &Observation) -> bool {
+    /// All but SIGKILL and SIGSTOP.
+    const ALL: &str = "fffffffffffbfeff";
+    seen.iter().any(|(subject, mask)| subject.ends_with("status SigBlk") && mask == ALL)
+}
+
 /// The differences of two observations, less those of the kinds that may vary.
 #[must_use]
 pub fn differences(before: &Observation, after: &Observation, varies: &[String]) -> Vec<String> {
