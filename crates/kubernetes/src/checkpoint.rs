@@ -259,7 +259,12 @@ pub(crate) fn is_restored(checkpoint: &Value, uid: &str, container: &str) -> boo
 /// Whether all containers of a checkpoint have begun in the pod that it is for.
 #[must_use]
 pub fn is_used(checkpoint: &Value) -> bool {
-    let Some(uid) = claimed_by(checkpoint) else { return false };
+    claimed_by(checkpoint).is_some_and(|uid| is_used_by(checkpoint, uid))
+}
+
+/// Whether all containers of a checkpoint have begun in the pod of a uid.
+#[must_use]
+pub(crate) fn is_used_by(checkpoint: &Value, uid: &str) -> bool {
     let all = checkpoint["status"]["checkpointedContainers"].as_array();
     all.is_some_and(|all| {
         !all.is_empty() && all.iter().all(|c| is_spent(checkpoint, uid, text(c, "/name")))

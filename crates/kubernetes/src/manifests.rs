@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use clap::Args;
 use torpor_blobs::reference::Reference;
 
+use crate::controller::RESTORES_PER_NODE;
 use crate::error::{Context, Error, Result};
 
 /// All objects but the definitions of ours.
@@ -15,6 +16,8 @@ const DEFINITIONS: &str = include_str!("../manifests/definitions.yaml");
 const IMAGE: &str = "IMAGE";
 /// What stands for the store.
 const STORE: &str = "STORE";
+/// What stands for how many pods a node restores at a time.
+const RESTORES: &str = "AT_A_TIME";
 /// Where a store is mounted that is a directory, and what is mounted then: in the container and in the pod.
 const MOUNTS: [(&str, &str); 2] = [
     (
@@ -37,6 +40,14 @@ pub struct ManifestsArgs {
     /// HOST/NAME (default: nowhere)
     #[arg(long, value_name = "PLACE", default_value = "", hide_default_value = true)]
     pub store: String,
+    /// How many pods a node restores at a time
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        default_value_t = RESTORES_PER_NODE,
+        value_parser = clap::value_parser!(u16).range(1..),
+    )]
+    pub restores_per_node: u16,
 }
 
 /// Everything, as one file.
@@ -56,6 +67,7 @@ pub fn manifests(args: &ManifestsArgs) -> Result<String> {
         let lines = path.map(|path| lines.replace("PATH", path)).unwrap_or_default();
         install = install.replace(mark, &lines);
     }
+    install = install.replace(RESTORES, &args.restores_per_node.to_string());
     install = install.replace(IMAGE, &args.image).replace(STORE, &args.store);
     Ok(format!("{DEFINITIONS}---\n{install}"))
 }
@@ -107,7 +119,8 @@ mod tests {
     use crate::pod::{RESTORE_FROM, RUNTIME_CLASS};
 
     fn printed(image: &str, store: &str) -> Result<String> {
-        manifests(&ManifestsArgs { image: image.into(), store: store.into() })
+        let restores_per_node = RESTORES_PER_NODE;
+        manifests(&ManifestsArgs { image: image.into(), store: store.into(), restores_per_node })
     }
 
     #[test]
@@ -139,6 +152,13 @@ mod tests {
         {
             assert!(printed("i", wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn it_is_put_in_how_many_pods_a_node_restores_at_a_time() {
+        let args = ManifestsArgs { image: "i".into(), store: String::new(), restores_per_node: 17 };
+        let all = manifests(&args).unwrap();
+        assert!(all.contains(", \"--restores-per-node=17\"]\n") && !all.contains(RESTORES));
     }
 
     #[test]
@@ -234,10 +254,17 @@ mod tests {
 
     #[test]
     fn names_are_those_of_the_program() {
-        use crate::pod::{GATE, RESTORE_REQUEST};
+        use crate::pod::{GATE, LET_GO, RESTORE_REQUEST};
         use crate::{agent, checkpoint, controller, machine, peer};
-        let ours =
-            [RUNTIME_CLASS, RESTORE_FROM, RESTORE_REQUEST, GATE, machine::MACHINE, peer::AGENT];
+        let ours = [
+            RUNTIME_CLASS,
+            RESTORE_FROM,
+            RESTORE_REQUEST,
+            GATE,
+            LET_GO,
+            machine::MACHINE,
+            peer::AGENT,
+        ];
         let of_checkpoints = [checkpoint::NODE_LABEL, checkpoint::GIVES_WAY];
         let audiences =
             [peer::FOR_AGENTS, peer::FOR_CONTROLLERS].map(|a| format!("audience: {a}\n"));
@@ -264,9 +291,12 @@ mod tests {
             let (when, end) = ("{{- if hasPrefix \"dir:\" .Values.store }}", "{{- end }}");
             expected = expected.replace(mark, &format!("{deep}{when}\n{lines}{deep}{end}\n"));
         }
+        let expected = expected.replace(RESTORES, "{{ .Values.restoresPerNode }}");
         let expected = expected.replace(IMAGE, "{{ .Values.image }}");
         let expected = expected.replace(STORE, "{{ .Values.store }}");
         assert_eq!(read("templates/install.yaml"), expected);
         assert_eq!(read("crds/definitions.yaml"), DEFINITIONS);
+        let usual = format!("\nrestoresPerNode: {RESTORES_PER_NODE}\n");
+        assert!(read("values.yaml").contains(&usual));
     }
 }

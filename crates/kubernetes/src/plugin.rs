@@ -12,8 +12,8 @@ use crate::api::GROUP;
 use crate::checkpoint::{claimed_by, is_in_progress, is_ready, objection, path, replica};
 use crate::error::{Context, Error, Result};
 use crate::pod::{
-    CONNECTIONS, GATE, RESTORE_FROM, RESTORE_REQUEST, Replica, annotation, condition, is_gated,
-    is_name, is_ours, revision, text,
+    CONNECTIONS, GATE, RESTORE_FROM, RESTORE_REQUEST, Replica, WAITS_SINCE, annotation, condition,
+    is_gated, is_name, is_ours, revision, text,
 };
 
 /// The name that the program is called by.
@@ -316,12 +316,19 @@ pub fn account(pod: &Value, checkpoints: &[Value]) -> Vec<String> {
         return vec!["It does not run under the runtime class torpor: nothing is saved.".into()];
     }
     let mut lines = Vec::new();
-    if is_gated(pod) {
-        lines.push(format!(
-            "It waits behind the gate {GATE}: for its checkpoint, or for a snapshot of the first pod of its template."
-        ));
+    let is_gated = is_gated(pod);
+    if is_gated {
+        lines.push(match annotation(pod, WAITS_SINCE) {
+            Some(since) => format!(
+                "It waits its turn behind the gate {GATE} since {since}: nodes restore few pods at a time."
+            ),
+            None => format!(
+                "It waits behind the gate {GATE}: for its checkpoint, or for a snapshot of the first pod of its template."
+            ),
+        });
     }
     match annotation(pod, RESTORE_FROM) {
+        None if is_gated => {}
         None => lines.push("It was not given a checkpoint: it has started cold.".into()),
         Some(name) => {
             let found = checkpoints.iter().find(|one| text(one, "/metadata/name") == name);
@@ -375,6 +382,13 @@ mod tests {
         });
         assert!(account(&json!({}), &[])[0].contains("runtime class"));
         assert!(account(&pod, &[])[0].contains("cold"));
+        let mut waits = pod.clone();
+        waits["spec"]["schedulingGates"] = json!([{ "name": GATE }]);
+        let lines = account(&waits, &[]);
+        assert!(lines.len() == 1 && lines[0].contains("for its checkpoint"), "{lines:?}");
+        waits["metadata"]["annotations"] = json!({ WAITS_SINCE: "2026-01-01T00:00:00Z" });
+        let lines = account(&waits, &[]);
+        assert!(lines.len() == 1 && lines[0].contains("its turn"), "{lines:?}");
         pod["metadata"]["annotations"] = json!({ RESTORE_FROM: "c" });
         let one = json!({
             "metadata": { "namespace": "a", "name": "c" },

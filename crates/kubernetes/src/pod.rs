@@ -23,6 +23,10 @@ pub(crate) const LAST_CHECKPOINT: &str = "torpor.dev/last-checkpoint";
 pub(crate) const LOST_WORK: &str = "torpor.dev/lost-work-seconds";
 /// Names the checkpoint that a pod continues from. Only the controller writes it.
 pub(crate) const RESTORE_FROM: &str = "torpor.dev/restore-from";
+/// Says when the gate of a pod that continues was opened. Only the controller writes it.
+pub(crate) const LET_GO: &str = "torpor.dev/let-go";
+/// Says since when a pod that could continue waits its turn behind the gate.
+pub(crate) const WAITS_SINCE: &str = "torpor.dev/waits-since";
 /// Names the checkpoint that whoever made the pod wants it to continue from.
 pub(crate) const RESTORE_REQUEST: &str = "torpor.dev/restore-request";
 /// What is done if a pod cannot be restored: `IfPresent` or `Always`.

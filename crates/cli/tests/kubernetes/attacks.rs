@@ -149,8 +149,10 @@ fn annotations(cluster: &Cluster, free: &Value) {
     let mut other = forged;
     other["spec"].as_object_mut().unwrap().remove("runtimeClassName");
     refused(cluster.kubectl("admin", &create, &other.to_string()), "controller's");
-    let own = ["annotate", "pod", "used-0", "--overwrite", "torpor.dev/restore-from=x"];
-    refused(cluster.kubectl("admin", &own, ""), "controller's");
+    for own in ["torpor.dev/restore-from=x", "torpor.dev/let-go=2999-01-01T00:00:00Z"] {
+        let own = ["annotate", "pod", "used-0", "--overwrite", own];
+        refused(cluster.kubectl("admin", &own, ""), "controller's");
+    }
     // Alice may make pods, and may not restore.
     let may = ["create", "clusterrolebinding", "alice", "--clusterrole=edit", "--user=alice"];
     cluster.kubectl("admin", &may, "").unwrap();

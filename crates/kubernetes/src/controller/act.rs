@@ -11,13 +11,16 @@ use super::nodes::{keep_to, machine_of};
 use super::webhook::{pointer, put};
 use crate::api::GROUP;
 use crate::checkpoint::{
-    EXPECTED, NODE_LABEL, REPLACED, lost_work, path, ready, set, set_memory_comes,
+    EXPECTED, NODE_LABEL, REPLACED, claimed_by, is_shared, lost_work, path, ready, set,
+    set_memory_comes,
 };
 use crate::error::Result;
 use crate::event::{self, Kind};
 use crate::pod::{
-    CONNECTIONS, GATE, LOST_WORK, RESTORE_FROM, RESTORE_POLICY, controller_of, gates, is_ours, text,
+    CONNECTIONS, GATE, LET_GO, LOST_WORK, RESTORE_FROM, RESTORE_POLICY, WAITS_SINCE, controller_of,
+    gates, is_ours, text,
 };
+use crate::time;
 
 impl Controller {
     /// Carries an action out.
@@ -28,8 +31,7 @@ impl Controller {
         match action {
             Action::Claim { pod, checkpoint } => {
                 let name = text(checkpoint, "/metadata/name");
-                let expected = self.expected(checkpoint, &pod["spec"]);
-                self.reserve(pod, expected.as_ref().unwrap_or(checkpoint))?;
+                let is_expected = self.claim(pod, checkpoint)?;
                 let mut notes = cost::of_own(checkpoint);
                 notes.push((RESTORE_FROM, name.to_owned()));
                 let places = self.ungate(pod, &notes, Some(checkpoint))?;
@@ -37,10 +39,11 @@ impl Controller {
                 let text = format!("continues from {name}{places}");
                 self.note(pod, "CheckpointClaimed", &text);
                 // Last of all: where there is room, the pod has a node by then, and the others leave it alone.
-                if expected.is_some() {
+                if is_expected {
                     self.announce(checkpoint, true)?;
                 }
             }
+            Action::Queue { pod, checkpoint } => self.queue(pod, checkpoint)?,
             Action::Warm { pod, checkpoint, always } => {
                 let name = text(checkpoint, "/metadata/name");
                 let mut notes = vec![(RESTORE_FROM, name.to_owned())];
@@ -86,6 +89,32 @@ impl Controller {
             Action::Delete { pod, seconds } => self.delete(pod, *seconds)?,
         }
         Ok(())
+    }
+
+    /// Writes down that a checkpoint is for a pod, and which nodes are to have it before that one is there. Returns whether
+    /// there are any, which are to be told.
+    fn claim(&self, pod: &Value, checkpoint: &Value) -> Result<bool> {
+        // Nodes were told when the pod began to wait its turn.
+        if claimed_by(checkpoint) == Some(text(pod, "/metadata/uid")) {
+            return Ok(false);
+        }
+        let expected = self.expected(checkpoint, &pod["spec"]);
+        self.reserve(pod, expected.as_ref().unwrap_or(checkpoint))?;
+        Ok(expected.is_some())
+    }
+
+    /// Has a pod wait its turn: its checkpoint is kept for it, and comes to where it may go.
+    fn queue(&self, pod: &Value, checkpoint: &Value) -> Result<()> {
+        let is_expected = !is_shared(checkpoint) && self.claim(pod, checkpoint)?;
+        self.annotate(pod, &[(WAITS_SINCE, time::format(time::now()))], Vec::new())?;
+        self.counters.add("pods_queued_total", 1);
+        let name = text(checkpoint, "/metadata/name");
+        let message = format!("goes on from {name} when nodes have restored others");
+        self.note(pod, "WaitsItsTurn", &message);
+        match is_expected {
+            true => self.announce(checkpoint, true),
+            false => Ok(()),
+        }
     }
 
     /// Writes down whom a checkpoint is for, if nobody else was first.
@@ -243,7 +272,11 @@ impl Controller {
             let affinity = &spec["affinity"];
             changes.push(json!({ "op": "add", "path": "/spec/affinity", "value": affinity }));
         }
-        self.annotate(pod, notes, changes)?;
+        let mut notes = notes.to_vec();
+        if checkpoint.is_some() {
+            notes.push((LET_GO, time::format(time::now())));
+        }
+        self.annotate(pod, &notes, changes)?;
         // To wait for a node that may never come would be worse than a cold start.
         Ok(if nowhere {
             ", and may start cold: no node that takes pods is known to fit"

@@ -4,8 +4,10 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
+use super::nodes::Nodes;
 use super::policy::Start;
-use super::{migrate, policy};
+use super::turns::Places;
+use super::{migrate, policy, turns};
 use crate::checkpoint::{
     NODE_LABEL, claimed_by, ends_its_pod, gives_way, is_in_progress, is_ordered, is_ready,
     is_sealed, is_shared, is_used, lost_work, memory_comes, replica,
@@ -24,6 +26,13 @@ pub(super) enum Action {
         /// The pod.
         pod: Value,
         /// The checkpoint.
+        checkpoint: Value,
+    },
+    /// The pod could continue, or start from a snapshot, and waits its turn behind the gate.
+    Queue {
+        /// The pod.
+        pod: Value,
+        /// The checkpoint, which nobody else gets meanwhile, or the snapshot.
         checkpoint: Value,
     },
     /// The pod starts cold.
@@ -117,7 +126,11 @@ impl Action {
     pub(super) fn places(&self) -> bool {
         matches!(
             self,
-            Self::Claim { .. } | Self::Warm { .. } | Self::Create { .. } | Self::Spread { .. }
+            Self::Claim { .. }
+                | Self::Queue { .. }
+                | Self::Warm { .. }
+                | Self::Create { .. }
+                | Self::Spread { .. }
         )
     }
 }
@@ -135,6 +148,8 @@ pub(super) struct World<'a> {
     pub migrations: &'a [Value],
     /// The names of nodes that are drained, if somebody wants to know.
     pub drained: &'a [String],
+    /// The nodes that take pods, if pods wait for places on them.
+    pub nodes: &'a Nodes,
 }
 
 /// What has been given to pods in this turn.
@@ -146,7 +161,7 @@ struct Given {
     begun: HashSet<(String, String)>,
 }
 
-/// How long things may take, in seconds.
+/// How long things may take, in seconds, and how many may be at work.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     /// Behind the gate.
@@ -155,6 +170,8 @@ pub(super) struct Limits {
     pub unclaimed: i64,
     /// A checkpoint that has been used, for people to look at.
     pub used: i64,
+    /// How many pods a node restores at a time.
+    pub restores: usize,
 }
 
 /// Decides.
@@ -163,7 +180,8 @@ pub(super) fn decide(world: World<'_>, limits: Limits, now: i64) -> Vec<Action> 
     let World { pods, checkpoints, policies, migrations, .. } = world;
     let mut actions = Vec::new();
     let mut given = Given::default();
-    for pod in pods.iter().filter(|pod| is_gated(pod) && !is_leaving(pod)) {
+    let mut places = Places::of(world, limits, now);
+    for pod in turns::in_order(pods) {
         let Some(action) = of_pod(pod, world, &given, limits, now) else { continue };
         let taken = match &action {
             Action::Claim { checkpoint, .. } => Some(checkpoint),
@@ -172,7 +190,7 @@ pub(super) fn decide(world: World<'_>, limits: Limits, now: i64) -> Vec<Action> 
         };
         given.taken.extend(taken.map(|one| text(one, "/metadata/uid").to_owned()));
         given.begun.insert((text(pod, "/metadata/namespace").to_owned(), template_hash(pod)));
-        actions.push(action);
+        actions.extend(places.admit(action));
     }
     let others = checkpoints.iter().filter(|one| one["metadata"]["labels"][MIGRATION].is_null());
     actions.extend(others.filter_map(|one| of_checkpoint(one, pods, limits, now)));

@@ -15,6 +15,7 @@ mod restores;
 mod spread;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod webhook;
 
 use std::net::{SocketAddr, TcpListener};
@@ -54,13 +55,16 @@ const WAIT: Duration = Duration::from_secs(2);
 const CERTIFICATE: Duration = Duration::from_secs(60);
 /// How many are served at a time: the API server, and agents.
 const MOST: usize = 1024;
+/// How many pods a node restores at a time, if nothing else is said.
+pub(crate) const RESTORES_PER_NODE: u16 = 4;
 /// How often keys are looked for that nobody needs.
 const SWEEP: Duration = Duration::from_secs(3600);
 
 /// The counters of a controller.
-const COUNTERS: [(&str, &str); 6] = [
+const COUNTERS: [(&str, &str); 7] = [
     ("pods_continued_total", "Pods that were given the checkpoint of the pod before them."),
     ("pods_warm_total", "Pods that were given a snapshot."),
+    ("pods_queued_total", "Pods that had to wait until nodes had restored others."),
     ("pods_cold_total", "Pods that have waited for a checkpoint and start cold."),
     ("pods_moved_total", "Pods that were moved."),
     ("moves_failed_total", "Pods that could not be moved."),
@@ -94,6 +98,14 @@ pub struct ControllerArgs {
     /// How long a checkpoint that nobody claims is kept
     #[arg(long, value_name = "SECONDS", default_value_t = 86_400)]
     pub ttl: u32,
+    /// How many pods a node restores at a time; others wait behind the gate until it is their turn
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        default_value_t = RESTORES_PER_NODE,
+        value_parser = clap::value_parser!(u16).range(1..),
+    )]
+    pub restores_per_node: u16,
     /// The API server
     #[command(flatten)]
     pub api: ApiArgs,
@@ -120,7 +132,12 @@ pub fn run(args: &ControllerArgs) -> Result<()> {
     let mut controller = Controller {
         api,
         namespace: args.namespace.clone(),
-        limits: Limits { gate: args.gate_timeout.into(), unclaimed: args.ttl.into(), used: 600 },
+        limits: Limits {
+            gate: args.gate_timeout.into(),
+            unclaimed: args.ttl.into(),
+            used: 600,
+            restores: args.restores_per_node.into(),
+        },
         certificate,
         counters,
         checked: None,
@@ -158,7 +175,7 @@ struct Controller {
     namespace: String,
     limits: Limits,
     certificate: Arc<Mutex<Certificate>>,
-    counters: Arc<Counters<6>>,
+    counters: Arc<Counters<7>>,
     /// When it was looked after the certificate.
     checked: Option<Instant>,
     /// When it was looked after the keys.
@@ -179,18 +196,23 @@ impl Controller {
             true => nodes::drained(&self.api)?,
             false => Vec::new(),
         };
+        let in_turns = turns::ask_for_nodes(&pods);
+        if in_turns {
+            self.nodes = Nodes::known(&self.api)?;
+        }
         let world = World {
             pods: &pods,
             checkpoints: &checkpoints,
             policies: &policies,
             migrations: &migrations,
             drained: &drained,
+            nodes: &self.nodes,
         };
         let mut actions = decide(world, self.limits, time::now());
         // Nobody waits for these.
         actions.extend(cost::decide(&pods, &checkpoints));
         actions.extend(spread::decide(&checkpoints));
-        if actions.iter().any(Action::places) {
+        if !in_turns && actions.iter().any(Action::places) {
             self.nodes = Nodes::known(&self.api)?;
         }
         for action in actions {
@@ -247,7 +269,7 @@ fn is_due(done: Option<Instant>, again: Duration) -> bool {
 struct Desk {
     api: Api,
     namespace: String,
-    counters: Arc<Counters<6>>,
+    counters: Arc<Counters<7>>,
     reviews: Histogram,
 }
 
@@ -261,7 +283,7 @@ fn serve(listener: &TcpListener, desk: &Arc<Desk>, certificate: &Arc<Mutex<Certi
 }
 
 impl Desk {
-    fn new(api: Api, namespace: &str, counters: Arc<Counters<6>>) -> Self {
+    fn new(api: Api, namespace: &str, counters: Arc<Counters<7>>) -> Self {
         let reviews = Histogram::new(REVIEWS.0, REVIEWS.1);
         Self { api, namespace: namespace.to_owned(), counters, reviews }
     }

@@ -1,7 +1,7 @@
 //! What nodes are to what goes on there. Agents tell it, their nodes are labelled so, and a pod that continues is
 //! given an affinity to those that fit.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -98,6 +98,11 @@ pub(super) fn drained(api: &Api) -> Result<Vec<String>> {
 pub(super) struct Nodes(Vec<(Value, Machine)>);
 
 impl Nodes {
+    #[cfg(test)]
+    pub(super) fn of(all: Vec<(Value, Machine)>) -> Self {
+        Self(all)
+    }
+
     /// Those that are known. Where they cannot be listed, none are.
     ///
     /// # Errors
@@ -132,6 +137,15 @@ impl Nodes {
     pub(super) fn that_fit(&self, machine: &Value, spec: &Value) -> Option<BTreeSet<String>> {
         let machine = Machine::read(machine).filter(|_| !self.is_empty())?;
         Some(self.fitting(&machine, spec).map(|(_, there)| there.label()).collect())
+    }
+
+    /// The names of the nodes on which what ran on `machine` (as an object) goes on in a pod of a specification. `None` if that
+    /// cannot be told.
+    #[must_use]
+    pub(super) fn names_that_fit(&self, machine: &Value, spec: &Value) -> Option<HashSet<&str>> {
+        let machine = Machine::read(machine).filter(|_| !self.is_empty())?;
+        let fitting = self.fitting(&machine, spec);
+        Some(fitting.map(|(node, _)| text(node, "/metadata/name")).collect())
     }
 
     /// The names of the nodes on which a checkpoint goes on in a pod of a specification, beside the one that has it. None if

@@ -10,12 +10,13 @@ use crate::checkpoint::{self, path};
 use crate::machine::tests::machine;
 use crate::machine::{MACHINE, Machine};
 use crate::pod::{
-    GATE, LOST_WORK, RESTORE_FROM, RESTORE_REQUEST, Replica, annotation, is_gated, text,
+    GATE, LET_GO, LOST_WORK, RESTORE_FROM, RESTORE_REQUEST, Replica, WAITS_SINCE, annotation,
+    is_gated, text,
 };
 use crate::testing::Server;
 
 /// No pod waits so long here, on whatever machine: none is to start cold for that.
-const LIMITS: Limits = Limits { gate: 3600, unclaimed: 86_400, used: 600 };
+const LIMITS: Limits = Limits { gate: 3600, unclaimed: 86_400, used: 600, restores: 1000 };
 
 impl Controller {
     /// A turn of one that leads.
@@ -121,6 +122,76 @@ fn a_hundred_replicas_continue_each_its_own_once() {
     }
     assert!(controller.counters.text().contains("\ntorpor_pods_continued_total 100\n"));
     assert!(controller.counters.text().contains("\ntorpor_pods_cold_total 0\n"));
+}
+
+/// Each turn is that of a controller that has just begun: all that there is to know stands on objects.
+#[test]
+fn pods_take_turns_and_wait_with_their_own_checkpoints() {
+    let server = Server::start();
+    let here = machine("6.12", &["sse2"]);
+    for name in ["node1", "twin"] {
+        node(&server, name, &here);
+    }
+    let pods: Vec<Value> = (0..5)
+        .map(|number| {
+            pod("set", Some("apps.kubernetes.io/pod-index"), number, &format!("new{number}"))
+        })
+        .collect();
+    let mut names = Vec::new();
+    for (number, new) in pods.iter().enumerate() {
+        let mut old = new.clone();
+        old["metadata"]["uid"] = json!(format!("old{number}"));
+        let name = saved(&server, &old);
+        let mut object = server.get(&path("a", &name)).unwrap();
+        object["status"]["machine"] = json!(here);
+        server.put(&path("a", &name), object);
+        server.put(&of_pod(new), new.clone());
+        names.push(name);
+    }
+    let now = |number: usize| server.get(&of_pod(&pods[number])).unwrap();
+    let waiting = || (0..5).filter(|number| is_gated(&now(*number))).count();
+    let told = || {
+        let events = server.api("events").list("/api/v1/namespaces/a/events").unwrap();
+        events.iter().filter(|event| event["reason"] == "WaitsItsTurn").count()
+    };
+    let turn = || {
+        let mut controller = controller(&server);
+        controller.limits.restores = 2;
+        controller.turn().unwrap();
+        controller.counters.text()
+    };
+    let counted = turn();
+    assert!(counted.contains("\ntorpor_pods_queued_total 3\n"), "{counted}");
+    assert_eq!((waiting(), told()), (3, 3));
+    for (number, name) in names.iter().enumerate() {
+        let (pod, object) = (now(number), server.get(&path("a", name)).unwrap());
+        let uid = pod["metadata"]["uid"].as_str();
+        assert_eq!(checkpoint::claimed_by(&object), uid, "nobody else gets it meanwhile");
+        // It comes to where its pod may go while that waits.
+        assert_eq!(object["status"]["expectedOn"], json!(["twin"]));
+        assert_eq!(object["metadata"]["labels"][checkpoint::EXPECTED], "true");
+        let says = |name: &str| annotation(&pod, name).is_some();
+        assert_eq!([RESTORE_FROM, LET_GO].map(says), [!is_gated(&pod); 2]);
+        assert_eq!(says(WAITS_SINCE), is_gated(&pod));
+    }
+    // Nothing changes, and nothing is told or written again.
+    let before: Vec<Value> = (0..5).map(now).collect();
+    turn();
+    assert_eq!((0..5).map(now).collect::<Vec<Value>>(), before);
+    for left in [2, 1, 0] {
+        let next = (0..5).find(|number| {
+            let pod = now(*number);
+            !is_gated(&pod) && pod["status"]["phase"].is_null()
+        });
+        let mut pod = now(next.unwrap());
+        pod["status"]["phase"] = json!("Running");
+        server.put(&of_pod(&pods[next.unwrap()]), pod);
+        turn();
+        assert_eq!((waiting(), told()), (left, 3));
+    }
+    for (number, name) in names.iter().enumerate() {
+        assert_eq!(annotation(&now(number), RESTORE_FROM), Some(name.as_str()));
+    }
 }
 
 /// Puts a node there that is a machine.

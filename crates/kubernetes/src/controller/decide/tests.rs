@@ -5,7 +5,7 @@ use crate::checkpoint::{begun, new, ready};
 use crate::pod::GATE;
 use serde_json::json;
 
-const LIMITS: Limits = Limits { gate: 120, unclaimed: 86_400, used: 600 };
+const LIMITS: Limits = Limits { gate: 120, unclaimed: 86_400, used: 600, restores: 1000 };
 const NOW: &str = "2026-01-01T00:01:00Z";
 
 fn pod(uid: &str, index: &str, gated: bool) -> Value {
@@ -42,7 +42,14 @@ fn checkpoint(source: &Value) -> Value {
 }
 
 fn decided(pods: &[Value], checkpoints: &[Value]) -> Vec<Action> {
-    let world = World { pods, checkpoints, policies: &[], migrations: &[], drained: &[] };
+    let world = World {
+        pods,
+        checkpoints,
+        policies: &[],
+        migrations: &[],
+        drained: &[],
+        nodes: &Nodes::default(),
+    };
     decide(world, LIMITS, time::parse(NOW).unwrap())
 }
 
@@ -64,8 +71,14 @@ fn nobody_waits_for_a_pod_that_is_not_saved() {
     let new = pod("n", "0", true);
     let decided = |old: &Value, drained: &[String]| {
         let pods = [old.clone(), new.clone()];
-        let world =
-            World { pods: &pods, checkpoints: &[], policies: &[], migrations: &[], drained };
+        let world = World {
+            pods: &pods,
+            checkpoints: &[],
+            policies: &[],
+            migrations: &[],
+            drained,
+            nodes: &Nodes::default(),
+        };
         decide(world, LIMITS, time::parse(NOW).unwrap())
     };
     let mut old = deleted(pod("o", "0", false));
@@ -104,7 +117,14 @@ fn where_pods_always_start_warm_the_first_one_starts_cold() {
     });
     let decided = |pods: &[Value], checkpoints: &[Value]| {
         let policies = std::slice::from_ref(&policy);
-        let world = World { pods, checkpoints, policies, migrations: &[], drained: &[] };
+        let world = World {
+            pods,
+            checkpoints,
+            policies,
+            migrations: &[],
+            drained: &[],
+            nodes: &Nodes::default(),
+        };
         decide(world, LIMITS, time::parse(NOW).unwrap())
     };
     let waiting: Vec<Value> = ["x", "y", "z"].map(|uid| pod(uid, "", true)).into();
@@ -244,7 +264,14 @@ fn pods_start_warm_by_policy() {
     };
     let decided = |policies: &[Value], checkpoints: &[Value]| {
         let pods = std::slice::from_ref(&new);
-        let world = World { pods, checkpoints, policies, migrations: &[], drained: &[] };
+        let world = World {
+            pods,
+            checkpoints,
+            policies,
+            migrations: &[],
+            drained: &[],
+            nodes: &Nodes::default(),
+        };
         decide(world, LIMITS, time::parse(NOW).unwrap())
     };
     let all = std::slice::from_ref(&snapshot);
@@ -321,8 +348,14 @@ fn a_job_that_is_resumed_finds_what_it_left() {
     assert_eq!(decided(&[], &saved), [], "they are kept while nobody wants them");
     let news: Vec<Value> = (0..8).map(|n| pod(&format!("n{n}"), &n.to_string(), true)).collect();
     let hours = time::parse(NOW).unwrap() + 3600 * 5;
-    let world =
-        World { pods: &news, checkpoints: &saved, policies: &[], migrations: &[], drained: &[] };
+    let world = World {
+        pods: &news,
+        checkpoints: &saved,
+        policies: &[],
+        migrations: &[],
+        drained: &[],
+        nodes: &Nodes::default(),
+    };
     let mut seen = HashSet::new();
     for action in decide(world, Limits { gate: 1 << 40, ..LIMITS }, hours) {
         let Action::Claim { pod, checkpoint } = action else { panic!("{action:?}") };
