@@ -2,12 +2,11 @@
 //! job, tells what happens, and waits where the job says so.
 
 use std::ffi::OsString;
-use std::fs::OpenOptions;
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::ErrorKind;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use torpor_engine::{Error, Event, Hooks, Result};
+use torpor_engine::{Error, Event, Hooks, Result, Waymark};
 use torpor_worker::{Answer, Channel, Class, Event as Told, Job, Level, Report};
 
 use crate::failure::{Failure, caught};
@@ -48,7 +47,10 @@ pub(crate) fn run() -> std::result::Result<ExitCode, Failure> {
     let done = outcome.class == Class::Done;
     // A daemon that is gone wants to know nothing.
     match channel.send(&Told::Ended(outcome), &[]) {
-        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => return Err(failed(e)),
+        // The latter, if it had not heard all that it was told.
+        Err(e) if !matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
+            return Err(failed(e));
+        }
         _ => {}
     }
     Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -76,7 +78,7 @@ fn carry_out(job: &Job, channel: &Channel) -> std::result::Result<Report, Failur
         return rpc::attend_one(&found, *client).map(|()| Report::default());
     }
     let settings = options::settings(&found)?;
-    let settings = program::prepare(Name::Torpor, command, settings, words, &found)?;
+    let mut settings = program::prepare(Name::Torpor, command, settings, words, &found)?;
     let actions = Actions::new(&settings, false);
     let mut hooks = Teller { channel, job, actions };
     Ok(match command {
@@ -85,7 +87,11 @@ fn carry_out(job: &Job, channel: &Channel) -> std::result::Result<Report, Failur
         Command::Restore => work::restore(&settings, &mut hooks)?.report(),
         Command::Dedup => work::dedup(&settings)?.report(),
         Command::PageServer => pages::page_server(&settings).map(|_| Report::default())?,
-        Command::LazyPages => pages::lazy_pages(&settings).map(|_| Report::default())?,
+        Command::LazyPages => {
+            let mark = job.marks.first().map(|name| Waymark::of(&job.dir, name));
+            settings.engine.memory.lazy_mark = mark;
+            pages::lazy_pages(&settings).map(|_| Report::default())?
+        }
         other => {
             return Err(Failure::unsupported(format!(
                 "a job of {} is not supported",
@@ -106,13 +112,7 @@ impl Teller<'_> {
     fn point(&self, event: &Event) -> std::result::Result<bool, std::io::Error> {
         let is_one = |points: &[String]| points.iter().any(|name| name == event.name());
         if is_one(&self.job.marks) {
-            // Whatever has this name already is no file of ours.
-            let path = self.job.dir.join(event.name());
-            OpenOptions::new()
-                .write(true)
-                .create(true)
-                .custom_flags(libc::O_NOFOLLOW)
-                .open(path)?;
+            Waymark::of(&self.job.dir, event.name()).leave()?;
         }
         let held = is_one(&self.job.holds);
         let port = match event {

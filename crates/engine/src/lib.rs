@@ -39,6 +39,7 @@ mod task;
 mod tool;
 mod undo;
 mod verdict;
+mod waymark;
 
 pub use torpor_kernel::{oom, proc};
 
@@ -52,6 +53,7 @@ pub use namespace::mount::FuseServer;
 pub use options::Options;
 pub use restore::stages::{self, restore, restore_last};
 pub use restore::template::keep as keep_template;
+pub use waymark::Waymark;
 
 use torpor_images::proto::{DumpStatsEntry, RestoreStatsEntry};
 

@@ -29,8 +29,8 @@ pub(crate) type Numbered<'a> = (i32, BorrowedFd<'a>);
 pub(crate) const POST_DUMP: &str = "post-dump";
 /// The point at which everything is made and nothing runs yet.
 pub(crate) const POST_RESTORE: &str = "post-restore";
-/// The point at which the tasks run. Where they have all their memory then, a file of that name in the directory of the
-/// job says that they did, whatever has become of them since.
+/// The point at which the tasks run. A file of that name in the directory of the job says that they did, with all their
+/// memory, whatever has become of them since: nothing of the job ends them any more.
 pub(crate) const POST_RESUME: &str = "post-resume";
 
 /// Starts a job in `dir` with these descriptors; it waits at the points `holds`.
@@ -43,7 +43,7 @@ pub(crate) fn start(
     holds: &[&str],
     fds: &[Numbered<'_>],
 ) -> Result<Worker> {
-    start_in(idle()?, args, dir, holds, fds)
+    start_in(idle()?, args, dir, (holds, &[]), fds)
 }
 
 /// A process for a job that comes later, so that nobody waits for it to start then.
@@ -56,7 +56,7 @@ pub(crate) fn idle() -> Result<Idle> {
     Ok(Idle::start(command.arg(torpor_worker::COMMAND).process_group(0))?)
 }
 
-/// As [`start`], in a process that was started before.
+/// As [`start`], in a process that was started before; it leaves a file behind at the points `marks`.
 ///
 /// # Errors
 /// If the process has ended, or does not take the job.
@@ -64,7 +64,7 @@ pub(crate) fn start_in(
     idle: Idle,
     args: Vec<String>,
     dir: &Path,
-    holds: &[&str],
+    (holds, marks): (&[&str], &[&str]),
     fds: &[Numbered<'_>],
 ) -> Result<Worker> {
     tracing::debug!("torpor {}", args.join(" "));
@@ -72,8 +72,8 @@ pub(crate) fn start_in(
         args,
         dir: dir.to_owned(),
         holds: words(holds),
+        marks: words(marks),
         descriptors: fds.iter().map(|&(number, _)| number).collect(),
-        ..Job::default()
     };
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(|&(_, fd)| fd).collect();
     Ok(idle.begin(&job, &fds)?)

@@ -7,8 +7,9 @@
 //!     agent ── nest ── init (the first process there) ── worker, which makes the tasks
 //! ```
 //!
-//! Until the tasks run, *init* ends with *nest*, and all that is in the namespace with it.
-//! Then *nest* ends as the worker did, and *init* stays until the tasks have ended.
+//! *Nest* ends as the worker did, and *init* stays until all has ended that the worker has left. If *nest* is killed, *init*
+//! kills the worker: whether the tasks end with that, or run already, is for the worker's last deed to decide, as it is without
+//! a namespace.
 
 use std::fs;
 use std::io::Read;
@@ -20,7 +21,7 @@ use std::thread;
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-use torpor_sys::process::{Status, set_parent_death_signal, wait};
+use torpor_sys::process::{Status, wait};
 use torpor_worker::tell;
 
 use crate::cancel::Cancel;
@@ -31,6 +32,8 @@ use crate::error::{Context, Error, Result};
 const ROOM: i32 = 2000;
 /// What *init* says when the tasks run.
 const RUNNING: u8 = b'.';
+/// What it says when the worker has ended otherwise.
+const FAILED: u8 = b'!';
 
 /// *nest*: makes the namespace, and ends as the job in it does. A descriptor of the job is
 /// its standard input.
@@ -103,7 +106,6 @@ fn try_enter(above: i32) -> Result<bool> {
 }
 
 fn try_first(above: i32) -> Result<bool> {
-    set_parent_death_signal(libc::SIGKILL).context(|| "prctl".to_owned())?;
     // The session of tasks that had one outside.
     rustix::process::setsid().context(|| "setsid".to_owned())?;
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::DOWNSTREAM)
@@ -119,20 +121,30 @@ fn try_first(above: i32) -> Result<bool> {
         .stdout(Stdio::null())
         .spawn()
         .context(|| "start a worker".to_owned())?;
-    // This process's own end of the job's channel would keep it open.
+    let pid = worker.id().cast_signed();
+    let process = pidfd_open(Pid::from_child(&worker), PidfdFlags::empty());
+    let process = process.context(|| "pidfd_open".to_owned())?;
+    thread::spawn(move || end_with_nest(&process));
+    let done = reap(|ended| ended == pid)? == Some(Status::Exited(0));
+    // Until here it is as the worker has left it: whoever has the other end of the job's channel notices its end when what it
+    // held has been killed. From here on nothing of whoever started this is to stay open as long as the tasks live.
     let null = fs::File::open("/dev/null").context(|| "/dev/null".to_owned())?;
     rustix::stdio::dup2_stdin(&null).context(|| "/dev/null".to_owned())?;
-    let pid = worker.id().cast_signed();
-    if reap(|ended| ended == pid)? != Some(Status::Exited(0)) {
-        return Ok(false);
-    }
-    set_parent_death_signal(0).context(|| "prctl".to_owned())?;
-    rustix::io::write(rustix::stdio::stdout(), &[RUNNING]).context(|| "write".to_owned())?;
-    // Nothing of whoever started this is to stay open as long as the tasks live.
+    // If it is gone, it is.
+    let _ = rustix::io::write(rustix::stdio::stdout(), &[if done { RUNNING } else { FAILED }]);
     rustix::stdio::dup2_stdout(&null).context(|| "/dev/null".to_owned())?;
     rustix::stdio::dup2_stderr(&null).context(|| "/dev/null".to_owned())?;
     reap(|_| false)?;
     Ok(true)
+}
+
+/// Kills the worker when *nest* is gone, which reads what *init* says on its standard output.
+fn end_with_nest(worker: &OwnedFd) {
+    // A pipe that nobody reads any more has an error, which ends the wait.
+    if wait_readable(&[rustix::stdio::stdout()], None).is_ok() {
+        // It may have ended by now.
+        let _ = pidfd_send_signal(worker, Signal::KILL);
+    }
 }
 
 /// Takes note of children that end, until `is_last` says so of one, whose end is returned, or

@@ -11,7 +11,7 @@
 //! | phase | the source, after a restart | the destination, after a restart |
 //! |---|---|---|
 //! | preparing | the tasks go on here | nothing of it is left; stayed |
-//! | deciding | the tasks stay stopped; asks the destination | moved if the tasks are found running or have run, else stayed |
+//! | deciding | the tasks stay stopped; asks the destination | moved if the tasks are found running or have run (where pages follow, with all of them), else stayed |
 //! | moved | what is left of the tasks is killed | the tasks run |
 //! | stayed | the tasks go on here | nothing of it is left |
 //!
@@ -141,6 +141,9 @@ pub(crate) struct Record {
     /// The agent that it goes to, by its number: only that can tell what has become of it.
     #[serde(default)]
     pub agent: Option<String>,
+    /// Whether tasks get their pages when they run: at the destination they have moved only when all are there.
+    #[serde(default)]
+    pub is_lazy: bool,
 }
 
 /// A record that this process alone writes.
@@ -375,6 +378,7 @@ pub(crate) mod tests {
             work: None,
             volumes: Vec::new(),
             agent: None,
+            is_lazy: false,
         }
     }
 

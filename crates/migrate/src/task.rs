@@ -64,6 +64,12 @@ impl Task {
         }
     }
 
+    /// The same with all that are below it.
+    pub(crate) fn end_tree(&self) {
+        let all = if self.lives() { tree(self.pid).unwrap_or_default() } else { Vec::new() };
+        all.iter().for_each(Self::end);
+    }
+
     /// Sends it a signal; nothing happens if it has ended.
     pub(crate) fn signal(&self, signal: Signal) {
         let Some(pid) = Pid::from_raw(self.pid) else { return };

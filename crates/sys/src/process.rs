@@ -348,7 +348,7 @@ pub fn reset_signals() -> Result<()> {
 ///
 /// # Errors
 /// See prctl(2).
-pub fn set_parent_death_signal(signal: i32) -> Result<()> {
+fn set_parent_death_signal(signal: i32) -> Result<()> {
     // SAFETY: takes a number only.
     check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal) }).map(drop)
 }

@@ -21,7 +21,8 @@ pub struct Job {
     #[serde(default)]
     pub holds: Vec<String>,
     /// The points at which the worker leaves an empty file of that name in `dir`, so that they are known to have been
-    /// reached when nobody is left who was told.
+    /// reached when nobody is left who was told. `lazy-pages` has one such point: the tasks run and have all their memory. It
+    /// never ends them from then on.
     #[serde(default)]
     pub marks: Vec<String>,
     /// The numbers under which the worker finds the descriptors that come along, in

@@ -291,7 +291,9 @@ fn bring_in(
     tracing::info!("Bringing in the pages of {} tasks", tasks.len());
     let shortage = Shortage::of(tasks.iter().filter_map(pair::pid_of));
     let ahead = AskedAhead::default();
-    let remote = borrower.map(|borrower| Remote { borrower, ahead, line, restorer, shortage });
+    let mark = opts.memory.lazy_mark.clone();
+    let remote =
+        borrower.map(|borrower| Remote { borrower, ahead, line, restorer, shortage, mark });
     let recorder = Recorder::new(&opts.memory, images, &tasks);
     pair::run(spaces, remote, recorder, &tasks, || answer(line, b"ok"))?;
     tracing::info!("All pages are in place");

@@ -9,7 +9,9 @@
 //! Pages that a lazy dump has left in its stopped tasks are fetched from there, urgent ones
 //! first. The dump ends its tasks when the pager has everything; until then they can go
 //! on, and do if the pager goes away. If the dump goes away it is the pager that ends the
-//! tasks: at no moment is there a whole tree nowhere.
+//! tasks: at no moment is there a whole tree nowhere. A migration has somebody who looks afterwards
+//! where the tasks are: its pager says so by a file ([`Waymark`]) before it tells the dump, and from
+//! then on never ends them.
 //!
 //! **No task ever sees a page that is not its own.** When the last descriptor of a
 //! userfaultfd closes, the kernel gives zeros for what is missing. So there are two
@@ -39,6 +41,7 @@ use torpor_sys::socket::{self, Message, Received};
 use crate::error::{Context, Error, Result};
 use crate::page_server::Borrower;
 use crate::ranges::Ranges;
+use crate::waymark::Waymark;
 
 use ahead::AskedAhead;
 pub use daemon::{Daemon, id_of};
@@ -182,14 +185,18 @@ pub(super) struct Remote<'a> {
     line: &'a OwnedFd,
     restorer: &'a OwnedFd,
     shortage: Shortage,
+    /// What is left when the tasks are not ended again.
+    mark: Option<Waymark>,
 }
 
 impl Remote<'_> {
-    /// All pages are here that are needed: waits until the restore has come to its end as well, and lets the
-    /// dump end its tasks. A task that has ended early has done so by itself, or was killed since memory ran out here.
+    /// All pages are here that are needed: waits until the restore has let the tasks run, and lets the dump end its own. From
+    /// when the mark is left on, nothing here ends those that run. A task that has ended early has done so by itself, or was
+    /// killed since memory ran out here.
     ///
     /// # Errors
-    /// A restore that has failed after all, and tasks that did not fit here: they are to go on where they were.
+    /// A restore that has failed after all; a mark that cannot be left; without one, a dump that cannot be told or has taken its
+    /// tasks back; and tasks that did not fit here: they are to go on where they were.
     pub(crate) fn conclude(self, has_ended_early: bool, buffer: &mut Vec<u8>) -> Result<()> {
         if let Some(place) = self.shortage.place().filter(|_| has_ended_early) {
             return Err(Error::Peer(format!("memory ran out {place}")));
@@ -199,7 +206,14 @@ impl Remote<'_> {
         if &data[..received.len] != RESTORED {
             return Err(Error::invalid("what the restore says", "is not understood"));
         }
-        self.borrower.close(buffer)
+        let Some(mark) = &self.mark else { return self.borrower.close(buffer) };
+        mark.leave().context(|| "say that all pages are here".to_owned())?;
+        if let Err(error) = self.borrower.close(buffer) {
+            tracing::warn!(
+                "{error}; the tasks run here, and are to be ended where they were dumped"
+            );
+        }
+        Ok(())
     }
 }
 

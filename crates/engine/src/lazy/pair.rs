@@ -26,8 +26,8 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// A `recorder` notes what is touched. Returns when nothing is missing any more.
 ///
 /// # Errors
-/// Whatever keeps a page from being brought in: all tasks, and what they have forked,
-/// have been killed then.
+/// Whatever keeps a page from being brought in, or the dump from being told that all are here (if no mark says
+/// so): all tasks, and what they have forked, have been killed then.
 pub(super) fn run(
     spaces: Vec<AddressSpace>,
     remote: Option<Remote<'_>>,
@@ -36,6 +36,7 @@ pub(super) fn run(
     started: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
     let own = proc::pidfd(rustix::process::getpid().as_raw_nonzero().get())?;
+    let mark = remote.as_ref().and_then(|remote| remote.mark.clone());
     // They are the child's to close: for both.
     let held = ManuallyDrop::new((spaces, remote, recorder));
     let child = process::fork_with_files(|| {
@@ -55,6 +56,8 @@ pub(super) fn run(
     let status = process::wait(child, true).context(|| "waiting for the pager".to_owned())?;
     match status {
         Some((_, Status::Exited(0))) => started,
+        // All pages are there, and the dump may have ended its tasks.
+        _ if mark.is_some_and(|mark| mark.is_left()) => started,
         _ => {
             stop(tasks);
             Err(Error::Peer("the pager has ended; the tasks are killed".to_owned()))

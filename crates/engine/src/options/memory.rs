@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use torpor_images::compress::Compression;
 
+use crate::waymark::Waymark;
+
 /// How memory is read, written and brought back.
 #[derive(Debug, Clone, Default)]
 pub struct Memory {
@@ -29,6 +31,10 @@ pub struct Memory {
     /// A socket that listens in the work directory already, for the `lazy-pages` command to take its restore from
     /// (`--lazy-socket`).
     pub lazy_listener: Option<Arc<OwnedFd>>,
+    /// What the `lazy-pages` command leaves behind when the tasks run and have all their memory, before it says so to the
+    /// dump that serves the pages. It never ends them again then, whatever the dump answers: whoever has this left looks for
+    /// it, and ends the tasks of the dump (the marks of a worker's job).
+    pub lazy_mark: Option<Waymark>,
     /// For how long a lazy restore notes which pages are touched, and leaves the others in
     /// the images (`--record-working-set`).
     pub record_working_set: Option<Duration>,

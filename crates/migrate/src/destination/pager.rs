@@ -11,7 +11,7 @@ use rustix::net::{
 use torpor_worker::{Event, Idle, Worker};
 
 use super::restore::named;
-use crate::engine::{self, PAGER, PAGES, judge, over_pages, repeat, wait_readable};
+use crate::engine::{self, PAGER, PAGES, POST_RESUME, judge, over_pages, repeat, wait_readable};
 use crate::error::{Context, Error, Result};
 use crate::task::Task;
 
@@ -74,7 +74,7 @@ impl Pager {
         // The socket is the pager's alone from here on: when that ends, a restore that has connected notices.
         let PagerToBe { idle, listener } = to_be;
         let fds = [(PAGES, pages.as_fd()), (PAGER, listener.as_fd())];
-        let worker = engine::start_in(idle, args, dir, &[], &fds)?;
+        let worker = engine::start_in(idle, args, dir, (&[], &[POST_RESUME]), &fds)?;
         Ok(Self { worker })
     }
 
@@ -97,10 +97,12 @@ impl Pager {
         None
     }
 
-    /// Waits until all pages are there, and the source has given the tasks up.
+    /// Waits until all pages are there, and the source was told so; or until nothing is left of it, which is two processes
+    /// that look after each other.
     ///
     /// # Errors
-    /// If the source went away before: the tasks have ended.
+    /// If the restore has failed, the source went away before, or both processes were killed: tasks that it has left its mark
+    /// for run, and others have ended, or are to be ended.
     pub(super) fn finish(self) -> Result<()> {
         engine::finish("lazy-pages", self.worker).map(drop)
     }

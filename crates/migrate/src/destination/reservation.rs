@@ -90,6 +90,7 @@ impl<'a> Reservation<'a> {
             volumes: Vec::new(),
             agent: None,
             stopped: Vec::new(),
+            is_lazy: begin.is_lazy,
         };
         judge_arrival(agent, &begin, &here)?;
         let token = new_id()?;

@@ -41,7 +41,8 @@ pub(super) struct Beginning<'a> {
 }
 
 impl Beginning<'_> {
-    /// Where a file is left behind. Tasks that lack pages may still be ended, and go on at the source then.
+    /// Where a file is left behind. Tasks that lack pages may still be ended, and go on at the source then: their pager leaves
+    /// the file.
     fn marks(&self) -> &'static [&'static str] {
         if self.is_lazy { &[] } else { &[POST_RESUME] }
     }

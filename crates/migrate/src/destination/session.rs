@@ -22,7 +22,6 @@ use crate::files::{Change, Replica};
 use crate::host::Host;
 use crate::record::Phase;
 use crate::runtime;
-use crate::task::Task;
 use crate::wire::difference::Allowance;
 use crate::wire::frame::Line;
 use crate::wire::message::{Begin, Kind, Reply, Request, Subject};
@@ -336,32 +335,26 @@ impl Session<'_> {
     /// The point of no return.
     fn go(&mut self) -> Result<()> {
         let Some(restore) = self.restore.take() else { return Ok(()) };
+        let Some(root) = restore.root else { return Ok(()) };
         self.open = None;
-        let root = restore.root;
-        self.place.ledger.advance(Phase::Deciding, |record| record.tasks.extend(root))?;
-        let Err(error) = restore.wake() else { return self.woken(root) };
-        // However it ended: what counts is whether the tasks run, or have run.
-        let Some(pid) = settle::decide(&mut self.place.ledger)? else { return Err(error) };
-        tracing::warn!("{error}");
-        self.tell_running(pid)
-    }
-
-    /// The tasks run, or have run and ended by themselves: what they have done is done.
-    fn woken(&mut self, root: Option<Task>) -> Result<()> {
-        let root = root.ok_or_else(|| Error::refused("restore: it names no process"))?;
-        let Some(pager) = self.pager.take() else {
-            self.place.ledger.conclude(Phase::Moved);
-            return self.tell_running(root.pid);
-        };
-        // They end again if the source goes away for good: the pager tells. A link that is lost lets them wait
-        // for pages until there is another one.
-        let said = self.tell_running(root.pid);
-        if let Err(error) = pager.finish() {
-            root.end();
-            return Err(error);
+        self.place.ledger.advance(Phase::Deciding, |record| record.tasks.push(root))?;
+        let mut done = restore.wake();
+        let mut said = None;
+        if let Some(pager) = self.pager.take() {
+            // A link that is lost lets them wait for pages until there is another one.
+            said = done.is_ok().then(|| self.tell_running(root.pid));
+            // However the restore has ended: if it has let them run, the pager alone can still end them.
+            done = done.and(pager.finish());
+        }
+        if let Err(error) = done {
+            // What counts is whether the tasks run, or have run: what they have done is done.
+            if settle::decide(&mut self.place.ledger)?.is_none() {
+                return Err(error);
+            }
+            tracing::warn!("{error}");
         }
         self.place.ledger.conclude(Phase::Moved);
-        said
+        said.unwrap_or_else(|| self.tell_running(root.pid))
     }
 
     /// Tells the source, and whoever sends to their addresses.

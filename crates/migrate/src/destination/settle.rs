@@ -51,7 +51,7 @@ fn decide_later(ledger: &mut Ledger) -> Result<Option<i32>> {
 }
 
 /// The root of the tasks, if they run, or have run with all their memory and ended since. The job that made them lets
-/// them run, or ends them.
+/// them run, or ends them. Tasks that lack pages, and whose pager has ended, are ended here.
 fn running(record: &Record) -> Result<Option<i32>> {
     if record.boot != boot() {
         return Ok(None);
@@ -69,8 +69,18 @@ fn running(record: &Record) -> Result<Option<i32>> {
         }
         thread::sleep(PAUSE);
     }
-    let ran = record.work.as_ref().is_some_and(|dir| dir.join(POST_RESUME).exists());
-    Ok(record.tasks.first().filter(|root| ran || root.goes_on()).map(|root| root.pid))
+    let Some(root) = record.tasks.first() else { return Ok(None) };
+    let has_come = match record.work.as_ref().filter(|dir| dir.exists()) {
+        Some(dir) if dir.join(POST_RESUME).exists() => true,
+        // Nobody brings what they lack any more.
+        Some(_) if record.is_lazy => {
+            root.end_tree();
+            false
+        }
+        // The directory of those that have come may be gone though that could not be written down.
+        _ => root.goes_on(),
+    };
+    Ok(has_come.then_some(root.pid))
 }
 
 /// What has become of a migration. One that has not come to its decision never will. `agent` is the number of this one.

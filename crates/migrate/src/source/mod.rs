@@ -360,6 +360,7 @@ impl<'a> Source<'a> {
             volumes: Vec::new(),
             agent: Some(agent),
             stopped: Vec::new(),
+            is_lazy: plan.mode.is_lazy(),
         };
         let mut ledger = Ledger::create(&plan.state_dir, Side::Source, record)?;
         let mut stays = |_: &Error| ledger.conclude(Phase::Stayed);
