@@ -14,8 +14,8 @@ use torpor_engine::Audit;
 use torpor_policy::{Ask, Origin};
 
 use crate::failure::Failure;
-use crate::options::{self, Settings};
-use crate::{policy, seal};
+use crate::options::{self, Command, Settings};
+use crate::{policy, program, seal};
 
 /// What is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +49,8 @@ pub fn commands() -> impl Iterator<Item = clap::Command> {
         .override_usage("torpor image audit DIR [--json] [--bundle DIR] [OPTION OF RESTORE...]")
         .arg(Arg::new("no-images").long("no-images").action(ArgAction::SetTrue).help(
             "Instead of images, judge what the configuration of the bundle has a runtime do \
-                     before it restores: root file system, mounts, control group",
+                     before it restores: root file system, mounts, control group; without --bundle, \
+                     only whether there are such options, and policy and keys can be read",
         ));
     [plan, audit].into_iter().map(with_options)
 }
@@ -82,7 +83,7 @@ fn with_options(command: clap::Command) -> clap::Command {
 /// Carries out `image plan` or `image audit` with these arguments.
 ///
 /// # Errors
-/// Damaged images; a policy that makes no sense.
+/// Damaged images; an option that a restore does not have; a policy that makes no sense, or a key that cannot be read.
 pub fn run(form: Form, args: &[OsString]) -> Result<ExitCode, Failure> {
     let mut as_json = false;
     let mut has_images = true;
@@ -112,9 +113,14 @@ pub fn run(form: Form, args: &[OsString]) -> Result<ExitCode, Failure> {
         }
     }
     let found = options::parse(rest)?;
+    program::check_options(Command::Restore, &found)?;
     let mut settings = options::settings(&found)?;
     match found.words.as_slice() {
         [] => {}
+        [word, ..] if !has_images => {
+            return Err(Failure::invalid(format!("{:?} is no option", word.display()))
+                .hint("--no-images takes no directory"));
+        }
         [dir] => settings.engine.images_dir = dir.into(),
         _ => return Err(Failure::invalid("it takes one directory")),
     }
@@ -125,10 +131,9 @@ pub fn run(form: Form, args: &[OsString]) -> Result<ExitCode, Failure> {
             return Err(Failure::invalid(text));
         }
     }
-    let audit = match (has_images, bundle) {
-        (true, _) => audit(settings)?,
-        (false, Some(bundle)) => audit_configuration(settings, Path::new(&bundle))?,
-        (false, None) => return Err(Failure::invalid("--no-images needs --bundle DIR")),
+    let audit = match has_images {
+        true => audit(settings)?,
+        false => audit_configuration(settings, Path::new(&bundle.unwrap_or_default()))?,
     };
     let text = match (form, as_json) {
         (Form::Plan, true) => plan_as_json(&audit).to_string() + "\n",
@@ -150,9 +155,10 @@ fn audit(mut settings: Settings) -> Result<Audit, Failure> {
     Ok(torpor_engine::audit(&settings.engine)?)
 }
 
-/// What a runtime does by the configuration of a container from elsewhere before it calls for a restore.
+/// What a runtime does by the configuration of a container from elsewhere, if there is one, before it calls for a restore.
 fn audit_configuration(mut settings: Settings, bundle: &Path) -> Result<Audit, Failure> {
     policy::load(&mut settings)?;
+    seal::load(&mut settings, seal::Images::Read)?;
     let trust = &settings.engine.trust;
     let violations =
         trust.spec.iter().flat_map(|spec| trust.policy.judge_configuration(spec, bundle)).collect();

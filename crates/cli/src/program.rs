@@ -197,16 +197,22 @@ fn check_words(
         return Err(Failure::invalid("--exec-cmd and --restore-detached exclude each other"));
     }
     // CRIU takes any option with any command, and scripts give common sets of them.
-    if name == Name::Torpor {
-        for given in &found.options {
-            let alike = |opt: &&'static Opt| {
-                opt.long == given.opt.long || (opt.short.is_some() && opt.short == given.opt.short)
-            };
-            if !Opt::all().filter(alike).any(|opt| opt.commands & command.bit() != 0) {
-                let text = format!("{} has no option --{}", command.name(), given.opt.long);
-                return Err(Failure::invalid(text)
-                    .hint(format!("torpor {} --help lists what it has", command.name())));
-            }
+    if name == Name::Torpor { check_options(command, found) } else { Ok(()) }
+}
+
+/// Refuses options that `command` does not have.
+///
+/// # Errors
+/// If one of those that were found is an option of other commands only.
+pub(crate) fn check_options(command: Command, found: &Invocation) -> Result<(), Failure> {
+    for given in &found.options {
+        let alike = |opt: &&'static Opt| {
+            opt.long == given.opt.long || (opt.short.is_some() && opt.short == given.opt.short)
+        };
+        if !Opt::all().filter(alike).any(|opt| opt.commands & command.bit() != 0) {
+            let text = format!("{} has no option --{}", command.name(), given.opt.long);
+            return Err(Failure::invalid(text)
+                .hint(format!("torpor {} --help lists what it has", command.name())));
         }
     }
     Ok(())

@@ -515,6 +515,24 @@ fn a_configuration_is_judged_by_itself() {
     assert!(!denied.status.success() && said(&denied).contains(wanted), "{}", said(&denied));
 }
 
+/// Without images and bundle it is only found out whether a restore would take the options.
+#[test]
+fn options_are_judged_by_themselves() {
+    let audit =
+        |words: &[&str]| torpor(&["image", "audit", "--no-images"]).args(words).output().unwrap();
+    let fine = audit(&["--policy", "/dev/null", "--policy-rule", "files.set-uid=false"]);
+    assert!(fine.status.success(), "{}", said(&fine));
+    for (words, what) in [
+        (&["--nosuch"][..], "there is no option --nosuch"),
+        (&["--leave-running"], "restore has no option --leave-running"),
+        (&["--policy", "/none"], "policy /none"),
+        (&["images"], "\"images\" is no option"),
+    ] {
+        let wrong = audit(words);
+        assert!(!wrong.status.success() && said(&wrong).contains(what), "{}", said(&wrong));
+    }
+}
+
 /// A file on a mount that there is not.
 #[test]
 fn a_file_of_an_unknown_mount() {
