@@ -338,6 +338,19 @@ fn patience(call: &Call<'_>) -> Duration {
     if call.body.is_some() { silence().max(STORING) } else { silence() }
 }
 
+/// Whether nobody is there, or the way leads nowhere: both may pass.
+fn is_out_of_reach(error: &io::Error) -> bool {
+    // That a name leads nowhere, or that nobody tells where, is an error of no kind.
+    const NAME: &str = "failed to lookup address information";
+    let kinds = [
+        ErrorKind::ConnectionRefused,
+        ErrorKind::HostUnreachable,
+        ErrorKind::NetworkUnreachable,
+        ErrorKind::NetworkDown,
+    ];
+    kinds.contains(&error.kind()) || error.to_string().starts_with(NAME)
+}
+
 /// What an error of a request is to the user, after which nothing may have come for so long.
 fn failure(error: &ureq::Error, silence: Duration) -> Error {
     match error {
@@ -353,9 +366,7 @@ fn failure(error: &ureq::Error, silence: Duration) -> Error {
             silence.as_secs()
         )),
         ureq::Error::HostNotFound => Error::new(error.to_string()).absent(),
-        ureq::Error::Io(cause) if cause.kind() == ErrorKind::ConnectionRefused => {
-            Error::new(error.to_string()).absent()
-        }
+        ureq::Error::Io(cause) if is_out_of_reach(cause) => Error::new(error.to_string()).absent(),
         other => {
             let text = other.to_string();
             match text.contains("invalid peer certificate") {
@@ -532,6 +543,8 @@ fn credentials(host: &str) -> Option<Login> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::net::ToSocketAddrs;
+
     use super::*;
     use crate::answers::{Answers, answer};
 
@@ -667,5 +680,22 @@ mod tests {
         let mut stopping = Pace::new(window);
         stopping.came(100 * LEAST, second * 10).unwrap();
         assert!((0..10).any(|_| stopping.came(1, second).is_err()));
+    }
+
+    /// As long as they are, no host has such a name, and nobody is asked for it.
+    #[test]
+    fn a_name_that_leads_nowhere_may_lead_somewhere_later() {
+        let silence = Duration::ZERO;
+        let name = ("x".repeat(300), 80).to_socket_addrs().err().unwrap();
+        assert!(failure(&ureq::Error::Io(name), silence).is_absent);
+        for (kind, is_absent) in [
+            (ErrorKind::ConnectionRefused, true),
+            (ErrorKind::HostUnreachable, true),
+            (ErrorKind::NetworkUnreachable, true),
+            (ErrorKind::ConnectionReset, false),
+        ] {
+            let error = ureq::Error::Io(kind.into());
+            assert_eq!(failure(&error, silence).is_absent, is_absent, "{error}");
+        }
     }
 }
