@@ -99,13 +99,18 @@ struct Subject {
 }
 
 /// A public key whose owner is believed.
-struct Key {
+#[derive(Debug)]
+pub struct Key {
     file: PathBuf,
     der: SubjectPublicKeyInfoDer<'static>,
 }
 
 impl Key {
-    fn load(file: &Path) -> Result<Self> {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// If there is no such file, or no public key in it.
+    pub(crate) fn load(file: &Path) -> Result<Self> {
         let der = SubjectPublicKeyInfoDer::from_pem_file(file);
         let der = der.map_err(|e| Error::new(format!("{}: {e}", file.display())))?;
         Ok(Self { file: file.to_owned(), der })
@@ -122,14 +127,13 @@ impl Key {
 ///
 /// # Errors
 /// If it is signed, and by none of them.
-pub fn check(reference: &Reference, digest: &str, keys: &[PathBuf]) -> Result<Option<String>> {
+pub(crate) fn check(reference: &Reference, digest: &str, keys: &[Key]) -> Result<Option<String>> {
     if keys.is_empty() {
         return Ok(None);
     }
-    let keys: Vec<Key> = keys.iter().map(|file| Key::load(file)).collect::<Result<_>>()?;
     let mut wrong = None;
     for bytes in bundles(reference, digest)? {
-        match verify(&bytes?, digest, &keys) {
+        match verify(&bytes?, digest, keys) {
             Ok(Some(who)) => return Ok(Some(who)),
             Ok(None) => {}
             Err(error) => wrong = Some(error),

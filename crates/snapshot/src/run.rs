@@ -30,7 +30,7 @@ use crate::ready::{Container, Output, Ready, Waiting, of_code};
 use crate::report::Picture;
 use crate::runc::{Restore, Runc, Runtime, Streams, ran_at};
 use crate::sealed::Openers;
-use crate::signature::TrustIn;
+use crate::signature::{Believed, TrustIn};
 use crate::source::{Base, Source};
 use crate::template::Template;
 use crate::{
@@ -226,6 +226,7 @@ pub fn run(args: &RunArgs, configured: fn() -> Identities) -> Result<ExitCode> {
     hostnames.into_iter().try_for_each(own::check_hostname)?;
     // A file that is wrong is so for a start from the snapshot and for a cold one.
     args.environment()?;
+    let believed = args.trust.read()?;
     let mut running = SoFar::new(&runc);
     for (number, id) in ids.iter().enumerate() {
         interrupt::check().map_err(|error| running.removed(error))?;
@@ -233,7 +234,9 @@ pub fn run(args: &RunArgs, configured: fn() -> Identities) -> Result<ExitCode> {
         let failed = Cell::default();
         let (snapshot, origin) = (&snapshot, &origin);
         let runc = &runc;
-        let start = Start { args, runc, id, begin, binds, openers, snapshot, origin, failed };
+        let believed = &believed;
+        let start =
+            Start { args, runc, id, begin, binds, openers, believed, snapshot, origin, failed };
         let started = start.start().map_err(|error| running.removed(interrupt::cause(error)))?;
         running.add(id, started.by_podman);
         cold |= !started.snapshot && args.policy != Policy::Never;
@@ -312,6 +315,8 @@ struct Start<'a> {
     binds: &'a [Bind],
     /// Who may open it.
     openers: Openers<'a>,
+    /// Whose signatures of it count.
+    believed: &'a Believed,
     /// The snapshot, when it has been found and fits.
     snapshot: &'a OnceCell<Snapshot>,
     /// What it was made from, when it has been found.
@@ -467,7 +472,7 @@ impl Start<'_> {
         let origin = match self.origin.get().cloned().or_else(noted) {
             Some(origin) => origin,
             None if self.args.policy == Policy::Never => {
-                FoundSnapshot::open(self.args)?.origin(&said, &self.openers)?
+                FoundSnapshot::open(self.args, self.believed)?.origin(&said, &self.openers)?
             }
             None => {
                 return Err(Error::new("nothing says what to start")

@@ -160,10 +160,11 @@ pub(crate) fn age(created: u64) -> String {
 /// # Errors
 /// If there is none, or it is damaged.
 pub fn verify(args: &VerifyArgs) -> Result<ExitCode> {
+    let believed = args.trust.read()?;
     let store = store::open(&args.reference)?;
     let found = store::found(&*store, &args.reference)?;
     let manifest = Manifest::parse(&found)?;
-    let signed = args.trust.check(&args.reference, &oci::sha256(&found))?;
+    let signed = believed.check(&args.reference, &oci::sha256(&found))?;
     Description::read(&*store, &manifest)?;
     let bytes = stored(&manifest);
     let done = AtomicU64::new(0);

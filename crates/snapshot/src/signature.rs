@@ -215,6 +215,38 @@ pub fn claimed(reference: &Reference, digest: &str) -> Result<Option<String>> {
 }
 
 impl TrustIn {
+    /// Reads the files that are named.
+    ///
+    /// # Errors
+    /// If one is missing, or not what it should be; if a signature is required, and nobody's is believed.
+    pub fn read(&self) -> Result<Believed> {
+        if self.require_signature && self.trust.is_empty() && self.cosign_key.is_empty() {
+            return Err(Error::new("nobody's signature is believed")
+                .hint("--trust and --cosign-key say whose signatures are"));
+        }
+        let is_named = !self.trust.is_empty();
+        let authorities = is_named.then(|| Trust::load(&self.trust, &[]).context(|| "--trust"));
+        let keys: Result<_> = self.cosign_key.iter().map(|file| cosign::Key::load(file)).collect();
+        Ok(Believed {
+            authorities: authorities.transpose()?,
+            keys: keys.context(|| "--cosign-key")?,
+            is_required: self.require_signature,
+        })
+    }
+}
+
+/// Whose signatures are believed, with what it takes to verify them.
+#[derive(Debug)]
+pub struct Believed {
+    /// Where signatures of our own come from, if any are believed.
+    authorities: Option<Trust>,
+    /// Those of cosign.
+    keys: Vec<cosign::Key>,
+    /// Whether only what is signed is taken.
+    is_required: bool,
+}
+
+impl Believed {
     /// Fails, saying why, if the snapshot whose manifest has this digest is not to be believed. Who
     /// has signed it, if somebody has.
     ///
@@ -222,31 +254,19 @@ impl TrustIn {
     /// A signature that is missing where one is required, expired, of something else, or of
     /// somebody whom nobody trusts.
     pub fn check(&self, reference: &Reference, digest: &str) -> Result<Option<String>> {
-        if self.require_signature && self.trust.is_empty() && self.cosign_key.is_empty() {
-            return Err(Error::new("nobody's signature is believed")
-                .hint("--trust and --cosign-key say whose signatures are"));
-        }
-        let by_cosign = || cosign::check(reference, digest, &self.cosign_key);
-        let signed = match self.trusted()?.map_or(Ok(None), |trust| own(reference, digest, &trust))
-        {
+        let by_cosign = || cosign::check(reference, digest, &self.keys);
+        let own = self.authorities.as_ref().map_or(Ok(None), |all| own(reference, digest, all));
+        let signed = match own {
             Ok(None) => by_cosign()?,
             // One that is believed is enough.
             Err(wrong) => Some(by_cosign().ok().flatten().ok_or(wrong)?),
             own => own?,
         };
         match signed {
-            None if self.require_signature => {
+            None if self.is_required => {
                 Err(Error::new("the snapshot is not signed").hint("torpor snapshot sign signs it"))
             }
             signed => Ok(signed),
-        }
-    }
-
-    /// Whose signatures of our own are believed, if anybody's are.
-    fn trusted(&self) -> Result<Option<Trust>> {
-        match self.trust.is_empty() {
-            true => Ok(None),
-            false => Trust::load(&self.trust, &[]).map_err(keys).map(Some),
         }
     }
 }

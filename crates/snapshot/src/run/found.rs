@@ -15,6 +15,7 @@ use crate::description::{Description, Origin};
 use crate::error::{Error, Result};
 use crate::patience::patiently;
 use crate::sealed::{Opened, Openers};
+use crate::signature::Believed;
 use crate::source::Base;
 use crate::template::Template;
 use crate::{fits, interrupt, places, small, template};
@@ -33,13 +34,13 @@ pub(super) struct FoundSnapshot {
 }
 
 impl FoundSnapshot {
-    pub(super) fn open(args: &RunArgs) -> Result<Self> {
+    pub(super) fn open(args: &RunArgs, believed: &Believed) -> Result<Self> {
         let store = store::open(&args.reference)?;
         let bytes =
             patiently(Duration::from_secs(args.wait), || store::found(&*store, &args.reference))?;
         let manifest = Manifest::parse(&bytes)?;
         let digest = oci::sha256(&bytes);
-        let signer = args.trust.check(&args.reference, &digest)?;
+        let signer = believed.check(&args.reference, &digest)?;
         let is_believed = signer.is_some() || places::has_made(&digest);
         let description = small::description(&args.reference, &*store, &manifest)?;
         Ok(Self { store, digest, manifest, description, is_believed, known: args.known() })
@@ -81,7 +82,7 @@ impl Snapshot {
     /// can be believed, even if the snapshot does not fit.
     pub(super) fn open(start: &Start<'_>, cold: &OnceCell<Origin>) -> Result<Self> {
         let (args, said) = (start.args, start.args.said(start.binds));
-        let found = FoundSnapshot::open(args)?;
+        let found = FoundSnapshot::open(args, start.believed)?;
         if found.description.says_origin() {
             let _ = cold.set(found.grant(&said, &found.description.origin)?.origin);
         }

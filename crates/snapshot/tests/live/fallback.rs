@@ -142,6 +142,24 @@ fn another_processor_starts_cold() {
     cold(&fixture, "features", "processor");
 }
 
+/// A file of keys that is not there is mistyped, and no reason for a cold start.
+#[test]
+fn a_file_of_keys_that_is_not_there_starts_nothing() {
+    let fixture = Fixture::new("keys", 10);
+    let from = format!("runc:{}", fixture.path("bundle").display());
+    let missing = fixture.path("none").display().to_string();
+    let directory = fixture.path("bundle").display().to_string();
+    for (option, file) in
+        [("--trust", &missing), ("--cosign-key", &missing), ("--trust", &directory)]
+    {
+        let output = fixture.try_run(&fixture.reference(), "one", &["--from", &from, option, file]);
+        assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+        let what = format!("Error: {option}: {file}");
+        assert!(shown(&output).contains(&what), "{}", shown(&output));
+    }
+    assert!(!fixture.path("state/instances").exists());
+}
+
 /// Nor is one believed that runs and does not answer.
 #[test]
 fn one_that_does_not_answer_starts_cold() {
