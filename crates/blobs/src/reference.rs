@@ -99,6 +99,16 @@ impl FromStr for Reference {
         if text.contains(char::is_control) {
             return Err(format!("{text:?} has a control character"));
         }
+        Self::of_any_name(text)
+    }
+}
+
+impl Reference {
+    /// That of a snapshot that is there, whatever its name is: earlier versions made some with control characters.
+    ///
+    /// # Errors
+    /// In words: if it says neither a directory, nor a bucket, nor an image in a registry.
+    pub fn of_any_name(text: &str) -> Result<Self, String> {
         if let Some(rest) = text.strip_prefix("dir:") {
             let (path, name) = named(rest);
             if path.is_empty() {
@@ -197,6 +207,7 @@ mod tests {
         for wrong in ["dir:/a:b\nc", "dir:/a\u{1b}[2J", "s3://b/c:\u{7}"] {
             let error = wrong.parse::<Reference>().unwrap_err();
             assert!(error.contains("has a control character"), "{error}");
+            assert!(Reference::of_any_name(wrong).unwrap().to_string().starts_with(wrong));
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::create::CreateArgs;
 use crate::error::Result;
 use crate::lint::LintArgs;
 use crate::run::RunArgs;
-use crate::shelf::{GcArgs, OneArgs, VerifyArgs};
+use crate::shelf::{GcArgs, OneArgs, RmArgs, VerifyArgs};
 use crate::signature::SignArgs;
 use crate::template::KeepArgs;
 use crate::{create, feed, inspect, instance, lint, log, shelf, signature, template};
@@ -51,7 +51,7 @@ pub enum SnapshotCommand {
     /// Look for what usually should not be in a snapshot
     Lint(LintArgs),
     /// Take the name of a snapshot away; gc removes its content
-    Rm(OneArgs),
+    Rm(RmArgs),
     /// Remove what nobody needs any more
     Gc(GcArgs),
     /// Bring the pages of a container in, at the socket that is the standard input

@@ -10,7 +10,8 @@ use torpor_kernel::processor::instructions;
 use crate::description::{Description, Machine};
 use crate::error::{Context, Result};
 use crate::progress::size;
-use crate::shelf::{OneArgs, age, printable, stored};
+use crate::publish::stored;
+use crate::shelf::{OneArgs, age, printable};
 use crate::{cosign, mounts, signature};
 
 /// What is known of a snapshot.
@@ -41,7 +42,7 @@ impl Inspection {
             config: serde_json::from_str(&description.configuration).unwrap_or_default(),
             signed: signature::claimed(&args.reference, &digest)?,
             cosign: cosign::claimed(&args.reference, &digest)?,
-            stored: stored(&manifest),
+            stored: stored(&manifest, &bytes),
             description,
             digest,
         })

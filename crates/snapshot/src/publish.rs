@@ -51,10 +51,15 @@ pub struct Parts<'a> {
 pub struct Published {
     /// The digest of the manifest.
     pub digest: String,
-    /// The bytes of all blobs.
+    /// The bytes that it takes where it lies.
     pub size: u64,
     /// The bytes of those that were not there before.
     pub uploaded: u64,
+}
+
+/// The bytes that a snapshot takes where it lies, with its manifest, which is as long as `bytes`.
+pub(crate) fn stored(manifest: &Manifest, bytes: &[u8]) -> u64 {
+    manifest.blobs().map(|blob| blob.size).sum::<u64>() + bytes.len() as u64
 }
 
 /// A writer that knows the digest of what went through it.
@@ -120,12 +125,10 @@ pub fn publish(
     blobs.insert(0, small(&parts)?);
     let diff_ids: Vec<String> = blobs.iter().map(|blob| blob.diff_id.clone()).collect();
     let config = description.to_config(&diff_ids, &time(description.created))?;
-    let mut size = 0;
     let mut uploaded = 0;
     let mut layers = Vec::new();
     for blob in blobs {
         interrupt::check()?;
-        size += blob.descriptor.size;
         uploaded += put(store, &blob.descriptor, blob.content, parts.patience)?;
         layers.push(blob.descriptor);
     }
@@ -159,7 +162,7 @@ pub fn publish(
     }
     push.holds()?;
     patiently(parts.patience, || store.publish(&bytes))?;
-    let size = size + config.len() as u64 + bytes.len() as u64;
+    let size = stored(&manifest, &bytes);
     Ok(Published { digest: oci::sha256(&bytes), size, uploaded: uploaded + bytes.len() as u64 })
 }
 

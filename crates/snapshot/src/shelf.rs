@@ -18,6 +18,7 @@ use crate::description::{Description, MAX_CONFIG};
 use crate::error::{Error, Result};
 use crate::instance;
 use crate::progress::{self, size};
+use crate::publish::stored;
 use crate::runc::Runtime;
 use crate::signature::{self, TrustIn};
 use crate::{cache, places, template};
@@ -34,6 +35,17 @@ pub struct OneArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// The removal of a snapshot.
+#[derive(Debug, Args)]
+pub struct RmArgs {
+    /// Where the snapshot is: dir:PATH:NAME or HOST/NAME:TAG, as list --json has it
+    #[arg(value_name = "REF", value_parser = Reference::of_any_name)]
+    reference: Reference,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// Compares all of a snapshot with its digests, and its signature with the signers that are
@@ -80,7 +92,7 @@ fn listed(reference: Reference) -> Result<Option<Listed>> {
     let Ok(manifest) = Manifest::parse(&bytes) else { return Ok(None) };
     let config = store::whole(&*store, &manifest.config, MAX_CONFIG)?;
     let description = Description::parse(&config).ok();
-    Ok(description.map(|description| (reference, description, stored(&manifest))))
+    Ok(description.map(|description| (reference, description, stored(&manifest, &bytes))))
 }
 
 /// Names the snapshots in a place. One that cannot be read is named on the standard error, and the status is 1 then.
@@ -139,11 +151,6 @@ fn place(reference: &Reference) -> Result<Box<dyn Store>> {
     }
 }
 
-/// The bytes that a snapshot takes where it lies.
-pub(crate) fn stored(manifest: &Manifest) -> u64 {
-    manifest.blobs().map(|blob| blob.size).sum()
-}
-
 /// How long ago something was.
 pub(crate) fn age(created: u64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -166,8 +173,8 @@ pub fn verify(args: &VerifyArgs) -> Result<ExitCode> {
     let manifest = Manifest::parse(&found)?;
     let signed = believed.check(&args.reference, &oci::sha256(&found))?;
     Description::read(&*store, &manifest)?;
-    let bytes = stored(&manifest);
-    let done = AtomicU64::new(0);
+    let bytes = stored(&manifest, &found);
+    let done = AtomicU64::new(found.len() as u64);
     let so_far = || done.load(Ordering::Relaxed);
     progress::during("verifying", bytes, &so_far, || {
         manifest.blobs().try_for_each(|blob| verify_blob(&*store, blob, &done))
@@ -204,7 +211,7 @@ fn verify_blob(store: &dyn Store, blob: &Descriptor, done: &AtomicU64) -> Result
 ///
 /// # Errors
 /// If there is none, or the place does not allow it.
-pub fn rm(args: &OneArgs) -> Result<ExitCode> {
+pub fn rm(args: &RmArgs) -> Result<ExitCode> {
     let store = store::open(&args.reference)?;
     // What is damaged can be taken away, too.
     let bytes = store.manifest().ok().flatten();
@@ -223,7 +230,7 @@ pub fn rm(args: &OneArgs) -> Result<ExitCode> {
 }
 
 /// Whether the snapshot of this manifest has a name yet: it may have had several.
-fn has_a_name(args: &OneArgs, store: &dyn Store, manifest: &[u8]) -> Result<bool> {
+fn has_a_name(args: &RmArgs, store: &dyn Store, manifest: &[u8]) -> Result<bool> {
     for name in store.names()? {
         // One that cannot be read may be it.
         let found = store::open(&args.reference.beside(&name))?.manifest();

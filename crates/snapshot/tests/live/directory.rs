@@ -179,7 +179,7 @@ fn snapshots_are_listed_verified_and_removed() {
     let fixture = Fixture::new("shelf", 500);
     let store = fixture.reference();
     let (first, second) = (format!("{store}:first"), format!("{store}:second"));
-    fixture.create(&first, &[]);
+    let made = fixture.create(&first, &[]);
     fixture.configure(|config| config["process"]["args"][4] = "2".into());
     fixture.create(&second, &[]);
     let said = |words: &[&str]| {
@@ -195,7 +195,11 @@ fn snapshots_are_listed_verified_and_removed() {
     assert!(facts["working_set"].as_u64().unwrap() > 0);
     assert!(facts["working_set"].as_u64() < facts["memory"].as_u64());
     assert!(said(&["inspect", &first]).contains("processes    1"));
-    said(&["verify", &first]);
+    let verified: serde_json::Value =
+        serde_json::from_str(&said(&["verify", &first, "--json"])).unwrap();
+    let listed = list.as_array().unwrap().iter().find(|row| row["reference"] == first.as_str());
+    let sizes = [&listed.unwrap()["size"], &facts["size"], &verified["verified"]];
+    assert_eq!(sizes, [&made["size"]; 3], "one number wherever it is told");
     said(&["verify", &second]);
 
     // Other tools copy it, and it is still one.
@@ -477,4 +481,31 @@ fn the_first_process_gets_a_signal_after_a_restore() {
         assert_eq!(fixture.exec(name, &["cat", "/woken"]), "woken");
     }
     assert!(!is_woken("asleep"), "it has got one that nobody has sent");
+}
+
+/// Earlier versions made some. A list has them as they are, and what it has can be removed.
+#[test]
+fn a_name_with_control_characters_can_be_removed() {
+    let fixture = Fixture::new("odd-name", 1);
+    let store = fixture.path("store");
+    fs::create_dir(&store).unwrap();
+    let digest = format!("sha256:{}", "0".repeat(64));
+    let entry = |name: &str| {
+        serde_json::json!({
+            "mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": digest, "size": 1,
+            "annotations": { "org.opencontainers.image.ref.name": name }
+        })
+    };
+    let all = [entry("odd\u{7}\n"), entry("plain")];
+    let index = serde_json::json!({ "schemaVersion": 2, "manifests": all });
+    fs::write(store.join("index.json"), index.to_string()).unwrap();
+    let odd = format!("{}:odd\u{7}\n", fixture.reference());
+    let refused = fixture.torpor(&["inspect", &odd]).output().unwrap();
+    assert!(shown(&refused).contains("has a control character"), "{}", shown(&refused));
+    let removed = fixture.torpor(&["rm", &odd, "--json"]).output().unwrap();
+    assert!(removed.status.success(), "{}", shown(&removed));
+    let said: serde_json::Value = serde_json::from_slice(&removed.stdout).unwrap();
+    assert_eq!(said["removed"], odd.as_str());
+    let left = fs::read_to_string(store.join("index.json")).unwrap();
+    assert!(left.contains("plain") && !left.contains("odd"), "{left}");
 }
