@@ -168,7 +168,7 @@ impl Ledger {
         let lock = lock(&path)?
             .ok_or_else(|| Error::refused(format!("migration {} is in progress", record.id)))?;
         if path.exists() {
-            return Err(Error::refused(format!("migration {} has been before", record.id)));
+            return Err(has_been(&record.id));
         }
         let ledger = Self { path, record, _lock: lock };
         ledger.write()?;
@@ -314,6 +314,14 @@ fn lock(path: &Path) -> Result<Option<File>> {
         Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
         Err(e) => Err(e).context(failed),
     }
+}
+
+/// That a number has been given to another migration.
+pub(crate) fn has_been(id: &str) -> Error {
+    Error::refused_with(
+        format!("migration {id} has been before"),
+        "leave --id out, or give another",
+    )
 }
 
 /// Numbers become names of files.

@@ -98,6 +98,27 @@ fn what_would_be_refused() {
     stays(&counter, &here, &there);
 }
 
+/// What a migration could not be called a rehearsal refuses as well.
+#[test]
+fn a_number_that_another_migration_had() {
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    let counter = Counter::start(100, 1);
+    let pid = counter.pid.to_string();
+    let one = ["--pid", &pid, "--id", "one", "--json", &there.address];
+    judge(&here.migrate(&one).output().unwrap()).unwrap();
+    let other = Counter::start(100, 1);
+    let pid = other.pid.to_string();
+    for (number, is_free) in [("one", false), ("two", true)] {
+        let args = ["--pid", &pid, "--id", number, "--dry-run", "--json", &there.address];
+        let said: Value =
+            serde_json::from_slice(&here.migrate(&args).output().unwrap().stdout).unwrap();
+        let refused = said["refused"].to_string();
+        assert_eq!(!refused.contains("migration one has been before"), is_free, "{said}");
+    }
+    other.goes_on();
+}
+
 /// The destination's policy says no: the tasks go on, whether they were stopped for it or not.
 #[test]
 fn a_policy_refuses_a_migration() {

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use aws_lc_rs::digest::{SHA256, digest};
+use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 use torpor_kernel::tree::Tree;
 
@@ -57,17 +58,29 @@ impl Mirror {
         Ok(Self { root, known: BTreeMap::new(), sums: HashMap::new() })
     }
 
-    /// Bytes of the regular files that there are now, each counted once.
+    /// Bytes that would be told of the regular files that there are now, each counted once: pieces that are holes are not.
     ///
     /// # Errors
     /// If the tree has too many files, or one cannot be read (named in the error).
     pub(crate) fn bytes(&self) -> Result<u64> {
-        let mut seen = HashSet::new();
-        let len = |found: &Scanned| match found.what {
-            What::Regular { len } => len,
-            _ => 0,
-        };
-        Ok(scan(&self.root)?.iter().filter(|it| seen.insert(it.id)).map(len).sum())
+        let (mut seen, mut all) = (HashSet::new(), 0);
+        for found in scan(&self.root)?.iter().filter(|found| seen.insert(found.id)) {
+            all += match found.what {
+                What::Regular { len } if found.stored < len => self.pieces(found, len)?,
+                What::Regular { len } => len,
+                _ => 0,
+            };
+        }
+        Ok(all)
+    }
+
+    /// Bytes of the pieces of a file that are not wholly holes.
+    fn pieces(&self, found: &Scanned, len: u64) -> Result<u64> {
+        let file = self.root.file(path(&found.name), found.id);
+        match file.and_then(|file| pieces(&file, len)) {
+            Err(errno) if is_gone(errno) => Ok(0),
+            bytes => bytes.map_err(|errno| failed(&found.name, errno)),
+        }
     }
 
     /// Tells what is different from what was told before.
@@ -82,8 +95,8 @@ impl Mirror {
         for found in &all {
             tell(Step::Looked)?;
             match self.tell_one(found, settled, &mut told, tell) {
-                // It is gone again, or something else: the next time tells.
-                Err(Failure::Kernel(Errno::NOENT | Errno::LOOP | Errno::NXIO | Errno::XDEV)) => {}
+                // The next time tells.
+                Err(Failure::Kernel(errno)) if is_gone(errno) => {}
                 Err(Failure::Kernel(errno)) => return Err(failed(&found.name, errno)),
                 Err(Failure::Told(error)) => return Err(error),
                 Ok(()) => {}
@@ -193,6 +206,26 @@ impl Mirror {
         }
         Ok(())
     }
+}
+
+/// Whether what was found under a name is gone again, or something else by now.
+fn is_gone(errno: Errno) -> bool {
+    matches!(errno, Errno::NOENT | Errno::LOOP | Errno::NXIO | Errno::XDEV)
+}
+
+/// Bytes of the pieces of a file of this length that have data in them.
+fn pieces(file: &File, len: u64) -> std::result::Result<u64, Errno> {
+    let (mut bytes, mut end) = (0, 0);
+    while end < len {
+        let data = match seek(file, SeekFrom::Data(end)) {
+            Err(Errno::NXIO) => break,
+            data => data?,
+        };
+        let start = data - data % PIECE as u64;
+        end = seek(file, SeekFrom::Hole(data))?.next_multiple_of(PIECE as u64).min(len);
+        bytes += end.saturating_sub(start);
+    }
+    Ok(bytes)
 }
 
 /// Tells the pieces of a file that are different from those with these sums; the destination has zeros beyond.

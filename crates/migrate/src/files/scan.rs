@@ -22,6 +22,8 @@ pub(super) use torpor_kernel::tree::Id;
 pub(super) struct Scanned {
     pub name: Name,
     pub what: What,
+    /// Bytes that it has on its disk.
+    pub stored: u64,
     pub id: Id,
     /// When it was touched last: seconds and nanoseconds.
     pub touched: (i64, i64),
@@ -98,7 +100,8 @@ fn look(dir: &File, name: Name, own: &[u8], stat: &Stat) -> std::result::Result<
         attributes: Vec::new(),
     };
     let touched = (stat.st_ctime, nanos(stat.st_ctime_nsec));
-    Ok(Scanned { name, what, id: (stat.st_dev, stat.st_ino), touched, meta })
+    let stored = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
+    Ok(Scanned { name, what, stored, id: (stat.st_dev, stat.st_ino), touched, meta })
 }
 
 /// The extended attributes of a file.

@@ -177,3 +177,21 @@ fn what_gives_rights_stays_out_where_others_could_use_it() {
     let plain = pair.there.path().join("plain").metadata().unwrap();
     assert_eq!(plain.mode() & 0o7777, 0o755);
 }
+
+/// What a rehearsal counts is what goes: no holes, but whole pieces around what is no hole.
+#[test]
+fn holes_are_counted_as_they_go() {
+    let mut pair = Pair::new();
+    pair.shell(
+        "truncate -s 100M none; truncate -s 3000001 some; truncate -s 100M scattered
+         echo first >first; ln first again; mkdir dir; echo >dir/third
+         for at in 1000000 1004096 2900000; do
+             printf x | dd of=some bs=1 seek=$at conv=notrunc status=none
+         done
+         printf x | dd of=scattered bs=1M seek=7 conv=notrunc status=none
+         printf x | dd of=scattered bs=1M seek=99 conv=notrunc status=none",
+    );
+    let expected = pair.mirror.bytes().unwrap();
+    assert_eq!(expected, pair.round() as u64);
+    assert!(expected < 2 << 20, "{expected}");
+}

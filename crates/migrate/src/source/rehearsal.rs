@@ -25,7 +25,7 @@ use crate::experience::{Experience, Lesson};
 use crate::files::Mirror;
 use crate::forecast::{FILL, Forecast, Measured, Wish, float, seconds};
 use crate::host::Host;
-use crate::record::{make_private, new_id};
+use crate::record::{Side, has_been, look, make_private, new_id};
 use crate::report::{megabytes, millis};
 use crate::runtime::{self, Call};
 use crate::shape::Shape;
@@ -84,7 +84,7 @@ pub(crate) fn rehearse(plan: &Plan) -> Result<Rehearsal> {
         let hint = error.hint().map_or(String::new(), |hint| format!(" (hint: {hint})"));
         refused.push(format!("{error}{hint}"));
     };
-    if let Err(error) = judge(plan) {
+    if let Err(error) = judge(plan).and_then(|()| is_new(plan)) {
         note(&error);
     }
     let mut link = match Link::rehearse(&plan.to, begin) {
@@ -125,6 +125,12 @@ pub(crate) fn rehearse(plan: &Plan) -> Result<Rehearsal> {
     let learned_from = lesson.map_or(0, |lesson| lesson.of);
     let mode = plan.mode.name().to_owned();
     Ok(Rehearsal { mode, refused, measured, learned_from })
+}
+
+/// Whether no migration has had the number that was chosen for this one.
+fn is_new(plan: &Plan) -> Result<()> {
+    let Some(id) = &plan.id else { return Ok(()) };
+    look(&plan.state_dir, Side::Source, id)?.map_or(Ok(()), |_| Err(has_been(id)))
 }
 
 /// What was found out about the tree and the link, and what earlier migrations say about the rest: how long rounds
