@@ -16,7 +16,7 @@ use crate::cancel::Cancel;
 use crate::destination::{Agent, AgentSettings};
 use crate::error::{Context, Error, Result};
 use crate::mode::Mode;
-use crate::record::{STATE_DIR, make_private};
+use crate::record::{STATE_DIR, check_id, make_private};
 use crate::runtime::{self, Container, Runtime};
 use crate::source::{self, Plan};
 use crate::wire::Peer;
@@ -87,7 +87,7 @@ pub struct MigrateCommand {
     watch: Option<String>,
     /// Move nothing: say what would be refused, and how long it would take. The tasks are stopped
     /// for as long as it takes to look at them
-    #[arg(long)]
+    #[arg(long, conflicts_with = "report")]
     dry_run: bool,
     /// Write a page with the time line of the migration to FILE
     #[arg(long, value_name = "FILE")]
@@ -274,6 +274,19 @@ pub struct BundlePlace {
     runtime_root: Option<PathBuf>,
 }
 
+impl BundlePlace {
+    /// The bundles there. A directory that is not there may be mistyped: that has none is no answer.
+    fn bundles(self) -> Result<Bundles> {
+        if !self.state_dir.is_dir() {
+            return Err(Error::refused_with(
+                format!("there is no directory {}", self.state_dir.display()),
+                "--state-dir names the one of the agent, which makes it when it starts",
+            ));
+        }
+        Bundles::of(&self.state_dir, self.runtime_root)
+    }
+}
+
 /// Carries `torpor migrate` out.
 ///
 /// # Errors
@@ -294,9 +307,8 @@ pub fn agent(command: AgentCommand) -> Result<ExitCode, Outcome> {
             done.map(success).map_err(|error| error.outcome())?
         }
         Some(AgentSubcommand::Bundles { place, json }) => {
-            let all = Bundles::of(&place.state_dir, place.runtime_root);
-            let all = all.and_then(|all| all.list()).map_err(|error| error.outcome())?;
-            show(&all, json)
+            let all = place.bundles().and_then(|all| all.list());
+            show(&all.map_err(|error| error.outcome())?, json)
         }
         Some(AgentSubcommand::Prune { bundles, place, json }) => {
             let removed = prune(&place.state_dir, place.runtime_root, &bundles);
@@ -356,6 +368,7 @@ fn rehearse(plan: &Plan, json: bool) -> Result<ExitCode> {
 }
 
 fn start(command: MigrateCommand) -> Result<ExitCode> {
+    command.id.as_deref().map_or(Ok(()), check_id)?;
     let (pid, container, to) = match (command.pid, command.words.as_slice()) {
         (Some(pid), [to]) => (pid, None, to),
         (None, [id, to]) => {
@@ -472,7 +485,11 @@ fn try_agent(command: AgentCommand) -> Result<()> {
             "give --cert, --key and --ca, or listen at a loopback address or a Unix socket",
         ));
     }
-    println!("Listening at {}", listener.address()?);
+    let address = listener.address()?;
+    // It serves, also if nobody reads that.
+    if let Err(error) = writeln!(io::stdout(), "Listening at {address}") {
+        tell!("Warning: an agent listens at {address}; standard output: {error}");
+    }
     agent.serve(&listener, &end);
     Ok(())
 }

@@ -346,6 +346,9 @@ fn who_waits_for_pages_to_go_is_told_until_when() {
         wait_until("it is written down", || held.here.phases("source") == ["deciding"]);
         held.there.stop_agent();
         let mut said = BufReader::new(held.migration.stderr.take().unwrap()).lines();
+        let is_lost = |line: &String| line.contains("is lost: the tasks wait for another one");
+        let lost = said.by_ref().map(Result::unwrap).find(is_lost).expect("it says nothing");
+        assert!(lost.contains(&format!("the connection to {}", held.there.address)), "{lost}");
         let is_told = |line: &String| line.contains("wait for their pages");
         let told = said.by_ref().map(Result::unwrap).find(is_told).expect("it says nothing");
         assert!(told.contains(&format!("one: no connection to {}", held.there.address)), "{told}");
@@ -354,6 +357,8 @@ fn who_waits_for_pages_to_go_is_told_until_when() {
         assert!(told.contains(&format!("{kill}; torpor migrate --resolve one --keep-here")));
         held.release();
         held.there.start_agent();
+        let asked = format!("asking the agent at {} what it has done", held.there.address);
+        assert!(said.map(Result::unwrap).any(|line| line.contains(&asked)), "{mode}");
         assert!(!held.migration.wait().unwrap().success());
         held.counter.goes_on();
         assert_eq!(held.here.phases("source"), ["stayed"], "{mode}");

@@ -42,6 +42,98 @@ fn a_second_agent_with_the_same_directories() {
     there.start_agent();
 }
 
+/// An agent that is told this as well, for as long as a test waits.
+fn agent(host: &Host, listen: &str, words: &[String]) -> Command {
+    let [state, work] = ["state", "taken"].map(|name| host.path(name).display().to_string());
+    let mut agent = Command::new("timeout");
+    agent.arg("60").arg(torpor()).args(["agent", "--listen", listen]);
+    agent.args(["--state-dir", &state, "--work-dir", &work]).args(words).stdin(Stdio::null());
+    agent
+}
+
+/// What is wrong with its options would be wrong with each restore.
+#[test]
+fn an_agent_that_could_restore_nothing_does_not_start() {
+    let there = Host::new();
+    for (words, what) in [
+        (&["--nosuch"][..], "there is no option --nosuch"),
+        (&["--leave-running"], "restore has no option --leave-running"),
+        (&["here"], "\"here\" is no option"),
+        (&["--policy", "/none"], "policy /none: No such file"),
+        (&["--policy-rule", "nosuch=1"], "--policy-rule nosuch=1: there is no rule nosuch"),
+    ] {
+        let words: Vec<String> =
+            words.iter().map(|word| format!("--restore-option={word}")).collect();
+        let said = error(&mut agent(&there, &there.listen, &words));
+        assert!(said.contains(&format!("--restore-option: {what}")), "{words:?}: {said}");
+        assert!(said.contains("torpor restore --help"), "{words:?}: {said}");
+        assert!(!there.path("agent.socket").exists(), "it does not listen");
+    }
+}
+
+/// What is no socket is somebody's.
+#[test]
+fn an_agent_takes_the_place_of_no_file() {
+    let there = Host::new();
+    fs::create_dir(there.path("directory")).unwrap();
+    fs::write(there.path("file"), "of somebody").unwrap();
+    for (name, what) in [("directory", "is a directory"), ("file", "is there, and is no socket")] {
+        let path = there.path(name).display().to_string();
+        let said = error(&mut agent(&there, &format!("unix:{path}"), &[]));
+        assert!(said.contains(&format!("{path} {what}")), "{said}");
+        assert!(said.contains("listen elsewhere"), "{said}");
+    }
+    assert_eq!(fs::read(there.path("file")).unwrap(), b"of somebody");
+}
+
+/// It serves, also if nobody can read that it does.
+#[test]
+fn an_agent_serves_without_an_output() {
+    let mut there = Host::new();
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let log = fs::File::create(there.path("agent.log")).unwrap();
+    let mut agent = agent(&there, &there.listen, &[]);
+    there.agent = Some(agent.stdout(full).stderr(log).spawn().unwrap());
+    let mut status = Command::new(torpor());
+    status.args(["agent", "status", "--json", &there.address]);
+    wait_until("it answers", || status.output().unwrap().status.success());
+    let told = format!("Warning: an agent listens at {}; standard output: No space", there.address);
+    assert!(there.log().contains(&told), "{}", there.log());
+    assert!(tell_to_end(&mut there).wait().unwrap().code().is_some());
+}
+
+/// A directory that is mistyped is none without bundles.
+#[test]
+fn bundles_of_no_agent() {
+    let missing = Host::new().path("migratoins").display().to_string();
+    let mut bundles = Command::new(torpor());
+    bundles.args(["agent", "bundles", "--state-dir", &missing]);
+    let said = error(&mut bundles);
+    assert!(said.contains(&format!("there is no directory {missing}")), "{said}");
+    assert!(said.contains("--state-dir"), "{said}");
+}
+
+/// Where there is no room for images there, whoever moves something hears how the agent gets some.
+#[test]
+fn images_that_the_destination_has_no_room_for() {
+    let here = Host::new();
+    let mut there = Host::new();
+    let work = there.path("taken");
+    fs::create_dir(&work).unwrap();
+    let script = format!("mount -t tmpfs -o size=4m images {} && exec \"$@\"", work.display());
+    there.prefix = ["unshare", "--mount", "sh", "-c", &script, "sh"].map(str::to_owned).to_vec();
+    there.start_agent();
+    let counter = Counter::start(5000, 1);
+    for mode in ["stop-and-copy", "pre-copy", "pipelined"] {
+        let said = here.moves(counter.pid, mode, &there.address).unwrap_err();
+        assert!(said.contains("No space left"), "{mode}: {said}");
+        let hint = format!("make room in {}, or torpor agent --work-dir", work.display());
+        assert!(said.contains(&hint), "{mode}: {said}");
+        counter.goes_on();
+        assert_eq!(counter.running(), [(counter.pid, true)], "{mode}");
+    }
+}
+
 /// Whoever can have programs run by an agent of root's is root.
 #[test]
 fn other_users_at_a_loopback_address() {
@@ -73,6 +165,9 @@ fn a_command_line_that_is_not_complete() {
         (&["--pid", "4760", "web", "unix:/run/no.socket"], "exclude each other"),
         (&["--connections", "17", "web", "unix:/run/no.socket"], "1 to 16 are possible"),
         (&["--connections", "0", "web", "unix:/run/no.socket"], "1 to 16 are possible"),
+        (&["--id", "a b", "web", "unix:/run/no.socket"], "\"a b\" is no migration's number"),
+        (&["--dry-run", "--id", "a b", "web", "unix:/run/no.socket"], "is no migration's number"),
+        (&["--dry-run", "--report", "page", "web", "unix:/run/no.socket"], "with '--report"),
     ] {
         let said = error(&mut here.migrate(words));
         assert!(said.contains(what), "{words:?}: {said}");

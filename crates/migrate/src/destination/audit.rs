@@ -36,19 +36,47 @@ pub(super) fn configuration(settings: &AgentSettings, bundle: &Path) -> Result<(
     ask(audit)
 }
 
+/// Has the options of restores looked at: what is wrong with them would be wrong with whatever comes.
+///
+/// # Errors
+/// If there is no such option of a restore, or a file that one of them names cannot be read: what it is.
+pub(super) fn options(settings: &AgentSettings) -> Result<()> {
+    let mut audit = audit(settings);
+    audit.arg("--no-images");
+    match answer(audit)? {
+        (_, true) => Ok(()),
+        (said, false) => Err(Error::refused_with(
+            format!("--restore-option: {}", said["text"].as_str().unwrap_or_default()),
+            "torpor restore --help lists the options; files have absolute paths",
+        )),
+    }
+}
+
+/// Restores have other working directories than the agent, too.
 fn audit(settings: &AgentSettings) -> Command {
     let mut audit = Command::new(SELF);
     audit.args(["image", "audit", "--json"]).args(&settings.restore_options);
+    audit.current_dir(&settings.work_dir);
     audit
 }
 
-fn ask(mut audit: Command) -> Result<()> {
+fn ask(audit: Command) -> Result<()> {
+    let (said, is_allowed) = answer(audit)?;
+    verdict(&said, is_allowed)
+}
+
+/// What the engine says, and whether that is yes.
+fn answer(mut audit: Command) -> Result<(Value, bool)> {
     let output = audit.stdin(Stdio::null()).output().context(|| "ask the policy".to_owned())?;
-    let said: Value = serde_json::from_slice(&output.stdout).map_err(|_| {
+    let said = serde_json::from_slice(&output.stdout).map_err(|_| {
         let text = String::from_utf8_lossy(&output.stderr);
-        Error::refused(text.trim().trim_start_matches("Error: ").to_owned())
+        let why = match text.trim().trim_start_matches("Error: ") {
+            "" => "its answer cannot be understood",
+            why => why,
+        };
+        Error::refused(format!("the policy cannot be asked: {why}"))
     })?;
-    verdict(&said, output.status.success())
+    Ok((said, output.status.success()))
 }
 
 /// What the engine has said of a policy, or why it could not be asked: an option that it has not, a file that is not there.

@@ -136,10 +136,11 @@ impl Agent {
     /// One that has settled what an agent before it has left undecided.
     ///
     /// # Errors
-    /// If its directories cannot be made, or another agent has one of them.
+    /// If its directories cannot be made, or another agent has one of them; if restores do not take its options.
     pub(crate) fn new(settings: AgentSettings) -> Result<Arc<Self>> {
         make_private(&settings.state_dir)?;
         make_private(&settings.work_dir)?;
+        audit::options(&settings)?;
         let alone = Alone::claim(&[&settings.state_dir, &settings.work_dir])?;
         let identity = identity::of(&settings.state_dir)?;
         settle::leftovers(&settings);
@@ -228,7 +229,11 @@ impl Agent {
         match request {
             Request::Begin(begin) => {
                 let open = self.lines.add(&line)?;
-                session::run(self, (line, open), *begin)
+                let name = format!("{} from {}", begin.id, begin.host.name);
+                if let Err(error) = session::run(self, (line, open), *begin) {
+                    tracing::warn!("{name}: {error}");
+                }
+                Ok(())
             }
             Request::Rehearse(begin) => {
                 let _open = self.lines.add(&line)?;

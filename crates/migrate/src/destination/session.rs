@@ -148,7 +148,8 @@ impl Session<'_> {
                 self.begin_round(number, kind)?;
             }
             (Request::File { name, len, since }, Some(round), _) => {
-                round.receive(&mut self.line, &name, len, since)?;
+                let received = round.receive(&mut self.line, &name, len, since);
+                received.map_err(|error| short_of_room(error, &self.place))?;
             }
             (Request::End { number }, Some(round), _) if round.number == number => {
                 self.end_round()?;
@@ -198,7 +199,7 @@ impl Session<'_> {
     /// The job that receives pages says something.
     fn receiving(&mut self) -> Result<()> {
         match &mut self.round {
-            Some(round) => round.listen(),
+            Some(round) => round.listen().map_err(|error| short_of_room(error, &self.place)),
             None => Ok(()),
         }
     }
@@ -207,7 +208,8 @@ impl Session<'_> {
         let Some(round) = self.round.take() else { return Ok(()) };
         let (number, kind) = (round.number, round.kind);
         self.allowance = round.allowance();
-        let (dir, pages) = round.finish()?;
+        let finished = round.finish().map_err(|error| short_of_room(error, &self.place));
+        let (dir, pages) = finished?;
         let after = self.place.begin.build_after;
         if kind == Kind::Running {
             return match &mut self.restore {
@@ -446,6 +448,19 @@ fn short_of_memory(error: Error, shortage: &Shortage) -> Error {
         }
         (error, _) => error,
     }
+}
+
+/// Images for which there is no room: a page server says no more than the kernel does.
+fn short_of_room(error: Error, place: &Reservation<'_>) -> Error {
+    let full = std::io::Error::from_raw_os_error(libc::ENOSPC).to_string();
+    let text = error.to_string();
+    if !text.contains(&full) {
+        return error;
+    }
+    let dir = place.agent.settings.work_dir.display();
+    let hint =
+        format!("there: make room in {dir}, or torpor agent --work-dir DIR on a larger disk");
+    Error::refused_with(text, hint)
 }
 
 /// As much of an id as tells containers apart: Podman's are long.

@@ -240,7 +240,7 @@ impl Source<'_> {
         if self.link.is_refused() {
             return Ok((Verdict::Here, Some(refused.unwrap_or(error))));
         }
-        tracing::warn!("{error}; asking the destination what it has done");
+        tracing::warn!("{error}; asking the agent at {} what it has done", self.plan.to.address);
         let verdict = ask_until(&self.plan.to, self.ledger.record(), PATIENCE)?;
         // It says why before it says that it has decided.
         let refused = if verdict == Verdict::Here { self.link.last_word() } else { None };

@@ -514,7 +514,10 @@ fn keep_connected(carrier: &Carrier, awaited: &Awaited, join: impl Fn() -> Resul
         // One that has ended has the tasks wait for nothing.
         let _reminder = carrier.is_spoken_to().then(|| awaited.connection(DAY));
         if carrier.is_spoken_to() {
-            tracing::warn!("the connection for pages is lost: the tasks wait for another one");
+            tracing::warn!(
+                "the connection to {} for pages is lost: the tasks wait for another one",
+                awaited.to
+            );
         }
         let start = Instant::now();
         loop {
@@ -527,7 +530,7 @@ fn keep_connected(carrier: &Carrier, awaited: &Awaited, join: impl Fn() -> Resul
             match joined {
                 Ok(one) => break carrier.attach(one),
                 Err(error) if start.elapsed() > DAY => {
-                    tracing::warn!("{error}");
+                    tracing::warn!("no connection to {} for pages: {error}", awaited.to);
                     return carrier.give_up();
                 }
                 Err(error) => tracing::debug!("{error}"),

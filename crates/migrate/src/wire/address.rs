@@ -102,7 +102,7 @@ impl Listener {
     /// Begins to listen.
     ///
     /// # Errors
-    /// If the address is taken, or none of this host's.
+    /// If the address is taken, by something that is no socket as well, or none of this host's.
     pub(crate) fn bind(address: &Address) -> Result<Self> {
         match address {
             Address::Unix(path) => {
@@ -184,9 +184,11 @@ impl Drop for Listener {
 
 /// A socket that an agent has left behind is in the way; one that listens is another agent.
 fn remove_stale(path: &PathBuf) -> Result<()> {
-    let is_socket = fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
-    if !is_socket {
-        return Ok(());
+    let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
+    if !found.file_type().is_socket() {
+        let what = if found.is_dir() { "is a directory" } else { "is there, and is no socket" };
+        let hint = "remove it, or listen elsewhere";
+        return Err(Error::refused_with(format!("{} {what}", path.display()), hint));
     }
     if UnixStream::connect(path).is_ok() {
         return Err(Error::refused(format!("an agent listens at unix:{} already", path.display())));
