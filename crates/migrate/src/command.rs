@@ -74,10 +74,10 @@ pub struct MigrateCommand {
     #[arg(long, value_name = "ID")]
     id: Option<String>,
     /// End migration ID, if it has not come too far; it goes on here
-    #[arg(long, value_name = "ID", conflicts_with_all = ["pid", "resolve"])]
+    #[arg(long, value_name = "ID", conflicts_with_all = ["words", "pid", "resolve"])]
     cancel: Option<String>,
     /// Find out what has become of migration ID, whose command has ended too early
-    #[arg(long, value_name = "ID", conflicts_with = "pid")]
+    #[arg(long, value_name = "ID", conflicts_with_all = ["words", "pid"])]
     resolve: Option<String>,
     /// With --resolve: the destination is lost for good; let it go on here without asking
     #[arg(long, requires = "resolve")]
@@ -87,7 +87,7 @@ pub struct MigrateCommand {
     watch: Option<String>,
     /// Move nothing: say what would be refused, and how long it would take. The tasks are stopped
     /// for as long as it takes to look at them
-    #[arg(long, conflicts_with = "report")]
+    #[arg(long, conflicts_with_all = ["report", "cancel", "resolve"])]
     dry_run: bool,
     /// Write a page with the time line of the migration to FILE
     #[arg(long, value_name = "FILE")]
@@ -275,7 +275,7 @@ pub struct BundlePlace {
 }
 
 impl BundlePlace {
-    /// The bundles there. A directory that is not there may be mistyped: that has none is no answer.
+    /// The bundles there. A directory that is not there may be mistyped, which an empty list would not say.
     fn bundles(self) -> Result<Bundles> {
         if !self.state_dir.is_dir() {
             return Err(Error::refused_with(

@@ -168,6 +168,10 @@ fn a_command_line_that_is_not_complete() {
         (&["--id", "a b", "web", "unix:/run/no.socket"], "\"a b\" is no migration's number"),
         (&["--dry-run", "--id", "a b", "web", "unix:/run/no.socket"], "is no migration's number"),
         (&["--dry-run", "--report", "page", "web", "unix:/run/no.socket"], "with '--report"),
+        (&["--dry-run", "--resolve", "one", "--keep-here"], "cannot be used with"),
+        (&["--dry-run", "--cancel", "one"], "cannot be used with"),
+        (&["--cancel", "one", "web", "unix:/run/no.socket"], "cannot be used with"),
+        (&["--resolve", "one", "unix:/run/no.socket"], "cannot be used with"),
     ] {
         let said = error(&mut here.migrate(words));
         assert!(said.contains(what), "{words:?}: {said}");
