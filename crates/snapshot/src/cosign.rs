@@ -100,7 +100,7 @@ struct Subject {
 
 /// A public key whose owner is believed.
 #[derive(Debug)]
-pub struct Key {
+pub(crate) struct Key {
     file: PathBuf,
     der: SubjectPublicKeyInfoDer<'static>,
 }

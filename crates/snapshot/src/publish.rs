@@ -57,7 +57,7 @@ pub struct Published {
     pub uploaded: u64,
 }
 
-/// The bytes that a snapshot takes where it lies, with its manifest, which is as long as `bytes`.
+/// The bytes that a snapshot takes where it lies. Those of its manifest are `bytes`, and count as well.
 pub(crate) fn stored(manifest: &Manifest, bytes: &[u8]) -> u64 {
     manifest.blobs().map(|blob| blob.size).sum::<u64>() + bytes.len() as u64
 }

@@ -219,7 +219,7 @@ impl TrustIn {
     ///
     /// # Errors
     /// If one is missing, or not what it should be; if a signature is required, and nobody's is believed.
-    pub fn read(&self) -> Result<Believed> {
+    pub(crate) fn read(&self) -> Result<Believed> {
         if self.require_signature && self.trust.is_empty() && self.cosign_key.is_empty() {
             return Err(Error::new("nobody's signature is believed")
                 .hint("--trust and --cosign-key say whose signatures are"));
@@ -237,7 +237,7 @@ impl TrustIn {
 
 /// Whose signatures are believed, with what it takes to verify them.
 #[derive(Debug)]
-pub struct Believed {
+pub(crate) struct Believed {
     /// Where signatures of our own come from, if any are believed.
     authorities: Option<Trust>,
     /// Those of cosign.
@@ -253,7 +253,7 @@ impl Believed {
     /// # Errors
     /// A signature that is missing where one is required, expired, of something else, or of
     /// somebody whom nobody trusts.
-    pub fn check(&self, reference: &Reference, digest: &str) -> Result<Option<String>> {
+    pub(crate) fn check(&self, reference: &Reference, digest: &str) -> Result<Option<String>> {
         let by_cosign = || cosign::check(reference, digest, &self.keys);
         let own = self.authorities.as_ref().map_or(Ok(None), |all| own(reference, digest, all));
         let signed = match own {
