@@ -207,17 +207,31 @@ fn an_image_has_the_limits_of_its_job() {
     assert!(inspected.unwrap().status.success());
 }
 
+/// It is tried once: nothing would be found the next time.
 #[test]
 fn what_is_not_there_is_named() {
     let daemon = Daemon::start(&[]);
+    let bundle = bundle(daemon.dir.path());
+    let path = bundle.join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    config["process"]["args"] = json!([]);
+    std::fs::write(&path, config.to_string()).unwrap();
+    // What a job before does not make.
+    let first = daemon.submit(&[], &["true"]).to_string();
     for (options, word) in [
-        (["--bundle", "/nowhere"], "/nowhere/config.json"),
-        (["--image", "no-such-image"], "podman"),
+        (&["--bundle", "/nowhere", "--after", &first][..], "/nowhere/config.json"),
+        (&["--bundle", bundle.to_str().unwrap()], "no command of its own"),
+        (&["--image", "no-such-image"], "podman"),
     ] {
-        let id = daemon.ok(&["submit", options[0], options[1]]).trim().parse().unwrap();
+        let words = [&["submit", "--retries", "0"], options].concat();
+        let id = daemon.ok(&words).trim().parse().unwrap();
         let job = daemon.wait_for(id, "failed");
-        assert!(!job["exit"].is_null());
+        assert_eq!((&job["exit"], &job["run"]), (&json!(125), &json!(1)), "{}", daemon.show(id));
         let why = daemon.ok(&["show", "--why", &id.to_string()]);
-        assert!(why.contains(word), "{why}");
+        assert!(why.contains(word) && !why.contains("times without"), "{why}");
+        assert!(daemon.events(id, "lost").is_empty(), "{why}");
     }
+    let output = daemon.queue(&["submit", "--bundle", "/nowhere"]).output().unwrap();
+    let said = common::shown(&output);
+    assert!(!output.status.success() && said.contains("the bundle /nowhere has no"), "{said}");
 }

@@ -49,9 +49,7 @@ pub(super) fn configuration(
     config["root"]["path"] = json!(root);
     let process = &mut config["process"];
     process["terminal"] = json!(false);
-    if matches!(origin.config, Config::Bundle(_)) && !spec.command.is_empty() {
-        process["args"] = json!(spec.command);
-    }
+    process["args"] = json!(origin.command(spec));
     let own = spec.env.iter().map(|(name, value)| format!("{name}={value}"));
     extend(&mut process["env"], own.chain([format!("TORPOR_JOB={job}")]).map(Value::from));
     if spec.input.is_some() {
@@ -99,14 +97,8 @@ fn limit(resources: &mut Value, limits: &Limits) {
 }
 
 fn of_image(image: &Value, spec: &Spec, root: &Path) -> io::Result<Value> {
-    let words = |name: &str| {
-        let words = image[name].as_array().into_iter().flatten();
-        words.filter_map(Value::as_str).map(str::to_owned).collect::<Vec<_>>()
-    };
-    let mut args = words("Entrypoint");
-    args.extend(if spec.command.is_empty() { words("Cmd") } else { spec.command.clone() });
-    let mut env = vec![PATH.to_owned()];
-    env.extend(words("Env"));
+    let mut env = vec![PATH];
+    env.extend(image["Env"].as_array().into_iter().flatten().filter_map(Value::as_str));
     let (uid, gid) = user(image["User"].as_str().unwrap_or_default(), root)?;
     let cwd = image["WorkingDir"].as_str().filter(|dir| !dir.is_empty()).unwrap_or("/");
     let mount = |to: &str, kind: &str, options: &[&str]| json!({ "destination": to, "type": kind, "source": kind, "options": options });
@@ -116,7 +108,7 @@ fn of_image(image: &Value, spec: &Spec, root: &Path) -> io::Result<Value> {
         "ociVersion": "1.0.2",
         "process": {
             "user": { "uid": uid, "gid": gid, "umask": spec.umask & 0o777 },
-            "args": args, "env": env, "cwd": cwd, "noNewPrivileges": false,
+            "env": env, "cwd": cwd, "noNewPrivileges": false,
             "capabilities": {
                 "bounding": CAPABILITIES, "effective": CAPABILITIES, "permitted": CAPABILITIES,
             },

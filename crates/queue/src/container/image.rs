@@ -7,7 +7,8 @@ use std::process::{Command, Stdio};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::spec::Container;
+use super::none;
+use crate::spec::{Container, Spec};
 
 /// Configurations are no longer, in bytes.
 const MAX_CONFIG: u64 = 1 << 20;
@@ -46,9 +47,23 @@ impl Origin {
         }
     }
 
+    /// What it runs for a job.
+    pub(super) fn command(&self, spec: &Spec) -> Vec<String> {
+        let words = |value: &Value| {
+            let words = value.as_array().into_iter().flatten();
+            words.filter_map(Value::as_str).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let (entry, own) = match &self.config {
+            Config::Bundle(config) => (Vec::new(), words(&config["process"]["args"])),
+            Config::Image(image) => (words(&image["Entrypoint"]), words(&image["Cmd"])),
+        };
+        let given = spec.command.clone();
+        [entry, if given.is_empty() { own } else { given }].concat()
+    }
+
     fn of_bundle(dir: &Path) -> io::Result<Self> {
         let path = dir.join("config.json");
-        let wrong = |why: String| io::Error::other(format!("{}: {why}", path.display()));
+        let wrong = |why: String| none(format!("{}: {why}", path.display()));
         let length = path.metadata().map_err(|e| wrong(e.to_string()))?.len();
         if length > MAX_CONFIG {
             return Err(wrong(format!("it has {length} bytes, more than {MAX_CONFIG}")));
@@ -73,7 +88,7 @@ impl Origin {
         let driver = image["GraphDriver"]["Name"].as_str().unwrap_or_default();
         if driver != "overlay" {
             let text = format!("Podman keeps images by {driver:?}: only overlay is supported");
-            return Err(io::Error::other(format!("{text}; unpack the image and use --bundle")));
+            return Err(none(format!("{text}; unpack the image and use --bundle")));
         }
         let data = &image["GraphDriver"]["Data"];
         let upper = data["UpperDir"].as_str().into_iter();
@@ -83,7 +98,7 @@ impl Origin {
     }
 }
 
-/// What Podman prints.
+/// What Podman prints. One that has no such image fails.
 fn podman(words: &[&str]) -> io::Result<String> {
     let output = Command::new("podman").args(words).stdin(Stdio::null()).output();
     let output = output.map_err(|e| io::Error::new(e.kind(), format!("run podman: {e}")))?;
@@ -91,11 +106,13 @@ fn podman(words: &[&str]) -> io::Result<String> {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    Err(io::Error::other(format!("podman {}: {}", words[0], said.trim())))
+    Err(none(format!("podman {}: {}", words[0], said.trim())))
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -110,5 +127,25 @@ mod tests {
         std::fs::create_dir(dir.path().join("files")).unwrap();
         let root = dir.path().join("files").canonicalize().unwrap();
         assert_eq!(Origin::of(&bundle).unwrap().layers, [root]);
+    }
+
+    #[test]
+    fn a_command_takes_the_place_of_what_an_image_or_a_bundle_runs() {
+        let image = |config| Config::Image(config);
+        let bundle = |args| Config::Bundle(json!({ "process": { "args": args } }));
+        for (config, given, wanted) in [
+            (image(json!({ "Entrypoint": ["a"], "Cmd": ["b"] })), &[][..], &["a", "b"][..]),
+            (image(json!({ "Entrypoint": ["a"], "Cmd": ["b"] })), &["c"], &["a", "c"]),
+            (image(json!({ "Cmd": ["b"] })), &["c"], &["c"]),
+            (image(json!({ "Entrypoint": null })), &[], &[]),
+            (bundle(json!(["b"])), &[], &["b"]),
+            (bundle(json!(["b"])), &["c"], &["c"]),
+            (bundle(json!([])), &[], &[]),
+        ] {
+            let command = given.iter().map(|&word| word.to_owned()).collect();
+            let origin = Origin { layers: Vec::new(), config };
+            let spec = Spec { command, ..Spec::default() };
+            assert_eq!(origin.command(&spec), wanted, "{origin:?} {given:?}");
+        }
     }
 }

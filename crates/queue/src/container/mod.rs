@@ -65,9 +65,14 @@ impl Container {
     /// store is taken in.
     ///
     /// # Errors
-    /// If there is no such bundle or image.
+    /// If there is no such bundle or image, or neither it nor the job has a command ([`is_none`]); if that cannot be kept.
     pub(crate) fn look_up(dir: &JobDir, spec: &Spec) -> io::Result<()> {
-        Self::origin(dir, spec).map(drop)
+        match Self::origin(dir, spec)? {
+            Some(origin) if origin.command(spec).is_empty() => {
+                Err(none("its container has no command of its own: put one after --".to_owned()))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn origin(dir: &JobDir, spec: &Spec) -> io::Result<Option<Origin>> {
@@ -173,6 +178,16 @@ impl Container {
             self.runc.forget();
         }
     }
+}
+
+/// Why something is no container that could run.
+fn none(why: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, why)
+}
+
+/// Whether an error says that something is no container that could run: it is none the next time, too.
+pub(crate) fn is_none(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::InvalidInput
 }
 
 /// What becomes of a container that is dumped.

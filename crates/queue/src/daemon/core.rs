@@ -30,7 +30,7 @@ use crate::scheduler::{JobId, Millis, Reason};
 use crate::shepherd;
 use crate::shepherd::message::{self, Exit, LOST, Order};
 use crate::shepherd::pump;
-use crate::spec::Spec;
+use crate::spec::{Container, Spec};
 
 /// A daemon: its state, and a bell that rings when it has changed.
 #[derive(Debug)]
@@ -311,6 +311,13 @@ impl Core {
             spec.input.as_ref().filter(|dir| spec.after.is_empty() && !dir.is_dir())
         {
             let text = format!("the input {} is no directory on this machine", input.display());
+            return Err(Refusal::Senseless(text));
+        }
+        if let Some(Container::Bundle(dir)) = &spec.container
+            && spec.after.is_empty()
+            && !dir.join("config.json").is_file()
+        {
+            let text = format!("the bundle {} has no config.json on this machine", dir.display());
             return Err(Refusal::Senseless(text));
         }
         let body = serde_json::to_string(&spec).map_err(|e| Refusal::Broken(e.to_string()))?;

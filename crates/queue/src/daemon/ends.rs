@@ -27,6 +27,13 @@ impl Core {
     }
 
     /// A shepherd could not begin a run, as it has said: one that was to bring a checkpoint back has not done
+    /// The run would end at once, and so would any other of the job.
+    pub(super) fn cannot_begin(&mut self, id: JobId, run: u64, why: String) {
+        if self.counts(id, run) {
+            self.abandon(id, why);
+        }
+    }
+
     /// that.
     fn not_begun(&mut self, id: JobId, text: &str) {
         match self.jobs.get(&id).is_some_and(|record| record.durable.is_some()) {

@@ -11,6 +11,7 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, flock};
 
 use super::core::Queue;
+use crate::container::{self, Container};
 use crate::files::{self, JobDir};
 use crate::scheduler::JobId;
 use crate::shepherd;
@@ -43,12 +44,26 @@ impl Run {
             {
                 return queue.change(|core| core.damaged(self.job, self.run, &damage));
             }
+            // That of a job that has slept was looked up when it began.
+            if from.is_none()
+                && let Some(why) = self.has_no_container()
+            {
+                return queue.change(|core| core.cannot_begin(self.job, self.run, why));
+            }
             if let Err(e) = self.make(from, base) {
                 queue.change(|core| core.run_failed_to_start(self.job, self.run, &e.to_string()));
                 return;
             }
             self.attend(&queue);
         });
+    }
+
+    /// Why there is no such container as the job is to be.
+    fn has_no_container(&self) -> Option<String> {
+        let spec = shepherd::read_spec(&self.dir).ok()?;
+        let error = Container::look_up(&self.dir, &spec).err()?;
+        // Anything else the shepherd meets as well.
+        container::is_none(&error).then(|| error.to_string())
     }
 
     fn make(&self, from: Option<u64>, base: [u64; 2]) -> io::Result<()> {

@@ -318,7 +318,8 @@ mod tests {
         let mut core = Core::open(dir.path().to_owned(), config).unwrap();
         let command = Spec { command: vec!["x".into()], dir: "/".into(), ..Spec::default() };
         let sealed = Spec { class: "sealed".to_owned(), ..command.clone() };
-        let container = Some(Container::Bundle("/bundle".into()));
+        fs::write(dir.path().join("config.json"), "{}").unwrap();
+        let container = Some(Container::Bundle(dir.path().to_owned()));
         let container = Spec { container, ..command.clone() };
         let [command, sealed, container] =
             [command, sealed, container].map(|spec| core.submit(spec, None).unwrap());

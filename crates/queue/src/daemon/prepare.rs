@@ -13,6 +13,7 @@ use serde_json::json;
 use super::core::Core;
 use super::disk;
 use super::record::Place;
+use crate::container::{self, Container};
 use crate::files::JobDir;
 use crate::preemption::Means;
 use crate::scheduler::JobId;
@@ -38,6 +39,8 @@ enum Prepared {
     Ready(Option<String>),
     /// There is no such program, as its standard error says.
     NotFound,
+    /// There is no such container; why.
+    NoContainer(String),
 }
 
 impl Core {
@@ -99,6 +102,7 @@ impl Core {
                 self.save(id, Some(("prepared", json!({}))));
             }
             Ok(Prepared::NotFound) => self.end(id, Exit::Code(NOT_FOUND), None),
+            Ok(Prepared::NoContainer(why)) => self.abandon(id, why),
             Err(why) => {
                 // As a start that has failed, but that nobody has given way to it.
                 record.boot = checkpoint::boot();
@@ -117,7 +121,10 @@ fn carry_out(dir: &JobDir, spec: &Spec, is_new: bool) -> io::Result<Prepared> {
         err.write_all(shepherd::not_found(program).as_bytes())?;
         return Ok(Prepared::NotFound);
     }
-    Ok(Prepared::Ready(shepherd::prepare(dir, spec)?))
+    match Container::look_up(dir, spec) {
+        Err(e) if container::is_none(&e) => Ok(Prepared::NoContainer(e.to_string())),
+        found => found.and_then(|()| shepherd::prepare(dir, spec)).map(Prepared::Ready),
+    }
 }
 
 /// Whether there is no such program where exec(3) would look for it.

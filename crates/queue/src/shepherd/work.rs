@@ -15,7 +15,6 @@ use torpor_worker::tell;
 
 use super::checkpoint;
 use super::launch::become_user;
-use crate::container::Container;
 use crate::copy::{self, Copied, snapshot};
 use crate::files::{self, JobDir, WORK};
 use crate::name::AnyPath;
@@ -30,13 +29,12 @@ const BEAT: Duration = Duration::from_secs(1);
 /// What was told so long ago is of a copy that nobody makes any more: whoever waited for it was killed.
 const STALE: Duration = Duration::from_secs(60);
 
-/// Does what can be done for a job before it is started: its own directory is made, and it is looked up
-/// what its container is made of. Returns a sentence about what the copy of its input is without.
+/// Makes a job's own directory before it is started, if it is to have one. Returns a sentence about what the copy of its
+/// input is without.
 ///
 /// # Errors
-/// If the input cannot be read, or there is no such container.
+/// If the input cannot be read.
 pub(crate) fn prepare(dir: &JobDir, spec: &Spec) -> io::Result<Option<String>> {
-    Container::look_up(dir, spec)?;
     let Some(input) = &spec.input else { return Ok(None) };
     // Another daemon may have been killed while it did that.
     let place = dir.path().join(format!("ready-{}-{}", std::process::id(), files::now()));
