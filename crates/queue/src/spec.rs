@@ -121,6 +121,22 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
+    /// Who may write as much as it may: it was told so, or is as any other.
+    pub(crate) fn of_disk(&self) -> &'static str {
+        match self.disk {
+            Some(_) => "it may (--disk)",
+            None => "a job may that names no --disk",
+        }
+    }
+
+    /// Who may have as many processes and threads as it may.
+    pub(crate) fn of_pids(&self) -> &'static str {
+        match self.pids {
+            Some(_) => "it may (--pids)",
+            None => "a job may that names no --pids",
+        }
+    }
+
     /// Bytes that its standard input, its output and its own files may take, if that is a number.
     pub(crate) fn bytes(&self) -> Option<u64> {
         let usual = self.usual_disk.and_then(|room| match room {

@@ -514,7 +514,8 @@ fn a_job_may_write_a_part_of_what_is_free() {
     let script = "while head -c 1M /dev/zero >>filler; do sleep 0.02; done; exit 3";
     let id = daemon.submit(&options, &["bash", "-c", script]);
     let job = daemon.wait_for(id, "failed");
-    assert!(job["note"].as_str().unwrap().contains("written more than it may (--disk)"), "{job}");
+    let note = job["note"].as_str().unwrap();
+    assert!(note.contains("written more than a job may that names no --disk"), "{note}");
     until("its files are gone", || {
         (!daemon.data().join(format!("jobs/{id}/work")).exists()).then_some(())
     });

@@ -29,7 +29,10 @@ fn a_fork_bomb_without_a_limit_of_its_own_is_held_and_named() {
     let id = daemon.submit(&["--time", "5"], &bomb);
     let job = daemon.wait_for(id, "failed");
     let note = job["note"].as_str().unwrap();
-    assert!(note.contains("as many processes and threads as it may (--pids)"), "{note}");
+    assert!(
+        note.contains("as many processes and threads as a job may that names no --pids"),
+        "{note}"
+    );
     assert_eq!(daemon.show(id)["limits"]["usual_pids"], 40);
     // A job that needs more says so.
     let many =
@@ -68,7 +71,7 @@ fn a_job_that_makes_directories_in_directories_hides_and_leaves_nothing() {
     let hides = daemon.submit(&["--disk", "48M", "--input", input], &["python3", "-c", &large]);
     let leaves = daemon.submit(&["--input", input], &["python3", "-c", deep]);
     let job = daemon.wait_for(hides, "failed");
-    assert!(job["note"].as_str().unwrap().contains("written more than it may"), "{job}");
+    assert!(job["note"].as_str().unwrap().contains("written more than it may (--disk)"), "{job}");
     daemon.wait_for(leaves, "done");
     for id in [hides, leaves] {
         let work = daemon.data().join(format!("jobs/{id}/work"));
@@ -82,7 +85,8 @@ fn a_job_without_a_limit_of_its_own_does_not_fill_the_disk() {
     let script = "while :; do head -c 1M /dev/zero; sleep 0.02; done";
     let id = daemon.submit(&[], &["bash", "-c", script]);
     let job = daemon.wait_for(id, "failed");
-    assert!(job["note"].as_str().unwrap().contains("written more than it may (--disk)"), "{job}");
+    let note = job["note"].as_str().unwrap();
+    assert!(note.contains("written more than a job may that names no --disk"), "{note}");
     assert_eq!(daemon.show(id)["limits"]["usual_disk"], 8 << 20);
     // A job that needs more says so.
     let id = daemon.submit(&["--disk", "64M"], &["bash", "-c", "head -c 16M /dev/zero; sleep 1"]);

@@ -280,16 +280,17 @@ fn has_read(dir: &JobDir, at: u64) -> bool {
 /// Adds to a job's standard input. The client says where, so that what it sends again
 /// after a failure counts once.
 fn take_input(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
-    let (dir, most, away, is_over) = {
+    let (dir, limits, away, is_over) = {
         let core = queue.lock();
         let record = core.jobs.get(&id);
-        let most = record.and_then(|job| job.spec.limits.bytes());
+        let limits = record.map(|job| job.spec.limits.clone()).unwrap_or_default();
         let is_over = record.is_some_and(|job| job.place == Place::Ended);
-        (core.dir(id), most, core.away(id), is_over)
+        (core.dir(id), limits, core.away(id), is_over)
     };
     let at = request.number("at").unwrap_or(0);
-    if let Some(most) = most.filter(|most| at.saturating_add(request.body.len() as u64) > *most) {
-        let text = format!("the job may have {most} bytes (--disk), and this is more input");
+    let length = at.saturating_add(request.body.len() as u64);
+    if let Some(most) = limits.bytes().filter(|&most| length > most) {
+        let text = format!("this is more input than {}: {most} bytes", limits.of_disk());
         return Response::problem(413, &text);
     }
     // The other machine knows of a job that has gone, and one that is over reads no more. A machine must be able to hand on

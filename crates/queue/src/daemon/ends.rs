@@ -11,6 +11,7 @@ use crate::scheduler::JobId;
 use crate::shepherd;
 use crate::shepherd::checkpoint;
 use crate::shepherd::message::{Ending, Exit, LOST};
+use crate::spec::Limits;
 
 /// A run that is lost so often without a checkpoint in between is not started again.
 const MOST_LOSSES: u32 = 3;
@@ -26,7 +27,6 @@ impl Core {
         }
     }
 
-    /// A shepherd could not begin a run, as it has said: one that was to bring a checkpoint back has not done
     /// The run would end at once, and so would any other of the job.
     pub(super) fn cannot_begin(&mut self, id: JobId, run: u64, why: String) {
         if self.counts(id, run) {
@@ -34,6 +34,7 @@ impl Core {
         }
     }
 
+    /// A shepherd could not begin a run, as it has said: one that was to bring a checkpoint back has not done
     /// that.
     fn not_begun(&mut self, id: JobId, text: &str) {
         match self.jobs.get(&id).is_some_and(|record| record.durable.is_some()) {
@@ -228,7 +229,10 @@ impl Core {
             && record.failures < record.spec.retries;
         match again {
             true => self.try_again(id, ending.exit),
-            false => self.end(id, ending.exit, note(ending)),
+            false => {
+                let note = note(ending, &record.spec.limits);
+                self.end(id, ending.exit, note);
+            }
         }
     }
 
@@ -247,7 +251,7 @@ impl Core {
 }
 
 /// What there is to say about how a job ended.
-fn note(ending: &Ending) -> Option<String> {
+fn note(ending: &Ending, limits: &Limits) -> Option<String> {
     let mut parts = Vec::new();
     if !ending.lost.is_empty() {
         parts.push(format!("{LOST}{}", ending.lost.join("; ")));
@@ -256,10 +260,10 @@ fn note(ending: &Ending) -> Option<String> {
         parts.push("it was out of its memory".to_owned());
     }
     if ending.out_of_pids {
-        parts.push("it had as many processes and threads as it may (--pids)".to_owned());
+        parts.push(format!("it had as many processes and threads as {}", limits.of_pids()));
     }
     if ending.out_of_disk {
-        parts.push("it has written more than it may (--disk)".to_owned());
+        parts.push(format!("it has written more than {}", limits.of_disk()));
     }
     if !ending.leftover.is_empty() {
         let mut names = ending.leftover.clone();

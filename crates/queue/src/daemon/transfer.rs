@@ -402,10 +402,11 @@ impl Transfer {
             // One that refuses it has ended it by itself.
             _ => {}
         }
-        let note = "it has written more than it may (--disk)".to_owned();
         self.queue.change(|core| {
             core.transfers.remove(&self.id);
-            core.end(self.id, Exit::Signal(SIGKILL), Some(note));
+            let limits = core.jobs.get(&self.id).map(|job| job.spec.limits.of_disk());
+            let note = limits.map(|most| format!("it has written more than {most}"));
+            core.end(self.id, Exit::Signal(SIGKILL), note);
         });
         Ok(true)
     }
