@@ -5,7 +5,7 @@
 mod common;
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -62,6 +62,29 @@ fn a_class_that_nobody_has_configured_is_told_of() {
     assert_eq!(submit("batch"), (true, String::new()));
     let (is_number, said) = submit("bacth");
     assert!(is_number && said.contains("no class \"bacth\" is configured"), "{said}");
+}
+
+/// What is there, but not by that method.
+#[test]
+fn another_method_is_told_of_those_that_there_are() {
+    let daemon = Daemon::start(&[]);
+    let id = daemon.submit(&[], &["true"]);
+    for (method, path, status, allow) in [
+        ("PUT", "/v1/jobs".to_owned(), 405, Some("GET, POST")),
+        ("POST", "/".to_owned(), 405, Some("GET")),
+        ("GET", "/v1/import".to_owned(), 405, Some("POST")),
+        ("PATCH", format!("/v1/jobs/{id}"), 405, Some("DELETE, GET")),
+        ("GET", format!("/v1/jobs/{id}/cancel"), 405, Some("POST")),
+        ("GET", format!("/v1/jobs/{id}/nonsense"), 404, None),
+        ("PATCH", "/v1/jobs/9999".to_owned(), 404, None),
+        ("GET", "/nonsense".to_owned(), 404, None),
+    ] {
+        let mut answer = String::new();
+        common::begin_to_ask(&daemon, method, &path, "", "").read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{method} {path}: {answer}");
+        let said = answer.lines().find_map(|line| line.strip_prefix("Allow: "));
+        assert_eq!(said, allow, "{method} {path}: {answer}");
+    }
 }
 
 /// A path with `{}` in place of what differs.

@@ -171,7 +171,7 @@ fn whole(node: &Node, request: &Request, namespace: &str, name: &str) -> Respons
         true => pack_early(&dir, late_rounds, to),
         false => pack(&dir, had, to),
     }));
-    Response { status: 200, kind: "application/x-tar", body }
+    Response::new("application/x-tar", body)
 }
 
 /// Asks the API server who has sent a request, and for which pod it may be.

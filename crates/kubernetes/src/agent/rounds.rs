@@ -97,16 +97,13 @@ impl Node {
         if !is_made(&dir, round) {
             return none();
         }
-        Response {
-            status: 200,
-            kind: "application/x-tar",
-            body: Body::Stream(Box::new(move |to| {
-                pack_round(&dir, round, to)?;
-                // Whoever makes it and does not hear of this waits for the end of its time.
-                let _ = fs::write(round_sent(&dir, round), "");
-                Ok(())
-            })),
-        }
+        let body = Body::Stream(Box::new(move |to| {
+            pack_round(&dir, round, to)?;
+            // Whoever makes it and does not hear of this waits for the end of its time.
+            let _ = fs::write(round_sent(&dir, round), "");
+            Ok(())
+        }));
+        Response::new("application/x-tar", body)
     }
 }
 

@@ -83,9 +83,7 @@ impl Node {
         match dir.map(|dir| file.read(&dir, &part)) {
             None => Response::problem(404, "the checkpoint is not here"),
             Some(Err(error)) => Response::problem(404, &error.to_string()),
-            Some(Ok(data)) => {
-                Response { status: 200, kind: "application/octet-stream", body: Body::Whole(data) }
-            }
+            Some(Ok(data)) => Response::new("application/octet-stream", Body::Whole(data)),
         }
     }
 }

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::access::Identity;
 use super::core::{Core, Queue, Refusal, Undone};
+use super::description::{self, OPENAPI, parts};
 use super::follow::Follow;
 use super::record::{Place, Record};
 use crate::files::{self, JobDir};
@@ -21,8 +22,6 @@ use crate::shepherd::message::Order;
 use crate::shepherd::pump;
 use crate::spec::Spec;
 
-/// The description of this interface.
-pub(super) const OPENAPI: &str = include_str!("openapi.json");
 /// The page that browsers get.
 pub(super) const PAGE: &str = include_str!("page.html");
 
@@ -51,8 +50,7 @@ pub(super) fn public(request: &Request) -> Response {
 /// Answers a request.
 #[must_use]
 pub(super) fn handle(queue: &Arc<Queue>, who: &Identity, request: &Request) -> Response {
-    let parts: Vec<&str> = request.path.split('/').filter(|part| !part.is_empty()).collect();
-    match (request.method.as_str(), parts.as_slice()) {
+    match (request.method.as_str(), parts(&request.path).as_slice()) {
         ("GET", [] | ["openapi.json"]) => public(request),
         ("GET", ["metrics"]) => Response::text("text/plain; version=0.0.4", queue.lock().metrics()),
         ("POST", ["v1", "jobs"]) => submit(queue, who, request),
@@ -90,7 +88,15 @@ pub(super) fn handle(queue: &Arc<Queue>, who: &Identity, request: &Request) -> R
             Ok(id) => job(queue, id, method, rest, request),
             Err(response) => response,
         },
-        _ => Response::problem(404, "there is nothing of that name"),
+        _ => nothing(&request.path, "there is nothing of that name"),
+    }
+}
+
+/// What is said of a path where nothing is, or nothing that can be asked for by that method.
+fn nothing(path: &str, text: &str) -> Response {
+    match description::methods(path) {
+        methods if methods.is_empty() => Response::problem(404, text),
+        methods => Response::not_allowed(methods),
     }
 }
 
@@ -161,7 +167,7 @@ fn job(queue: &Arc<Queue>, id: JobId, method: &str, rest: &[&str], request: &Req
             core.set_held(id, false);
             Ok(())
         }),
-        _ => Response::problem(404, "jobs have no such thing"),
+        _ => nothing(&request.path, "jobs have no such thing"),
     }
 }
 
@@ -250,7 +256,7 @@ fn stream(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
     };
     let queue = Arc::clone(queue);
     let body = Body::Stream(Box::new(move |out| follow.run(&queue, out)));
-    Response { status: 200, kind: "application/vnd.torpor.frames", body }
+    Response::new("application/vnd.torpor.frames", body)
 }
 
 /// So many bytes of standard input are taken, and a part more, that the job has not read: who sends more waits, as at a
@@ -447,7 +453,7 @@ fn events(queue: &Arc<Queue>, who: &Identity, request: &Request) -> Response {
     let (queue, who) = (Arc::clone(queue), who.clone());
     let once = request.query("follow") == Some("0");
     let body = Body::Stream(Box::new(move |out| tell_events(&queue, &who, after, once, out)));
-    Response { status: 200, kind: "text/event-stream", body }
+    Response::new("text/event-stream", body)
 }
 
 fn tell_events(

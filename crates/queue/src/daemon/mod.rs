@@ -6,6 +6,7 @@ mod api;
 pub(crate) mod config;
 mod core;
 mod depot;
+mod description;
 mod discard;
 mod disk;
 mod ends;

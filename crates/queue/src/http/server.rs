@@ -77,22 +77,29 @@ pub struct Response {
     pub status: u16,
     /// What kind of thing the body is.
     pub kind: &'static str,
+    /// By which methods it may be asked for, if that is why it is not answered.
+    pub(crate) allow: Option<String>,
     /// The body.
     pub body: Body,
 }
 
 impl Response {
+    /// An answer of some kind.
+    #[must_use]
+    pub fn new(kind: &'static str, body: Body) -> Self {
+        Self { status: 200, kind, allow: None, body }
+    }
+
     /// An answer in JSON.
     #[must_use]
     pub fn json(value: &serde_json::Value) -> Self {
-        let body = Body::Whole(value.to_string().into_bytes());
-        Self { status: 200, kind: "application/json", body }
+        Self::text("application/json", value.to_string())
     }
 
     /// An answer that is text of some kind.
     #[must_use]
     pub fn text(kind: &'static str, text: impl Into<Vec<u8>>) -> Self {
-        Self { status: 200, kind, body: Body::Whole(text.into()) }
+        Self::new(kind, Body::Whole(text.into()))
     }
 
     /// A problem, as RFC 9457 has it.
@@ -101,8 +108,14 @@ impl Response {
         let text = serde_json::json!({
             "type": "about:blank", "title": title(status), "status": status, "detail": detail,
         });
-        let body = Body::Whole(text.to_string().into_bytes());
-        Self { status, kind: "application/problem+json", body }
+        Self { status, ..Self::text("application/problem+json", text.to_string()) }
+    }
+
+    /// The problem that something can be asked for by these methods only.
+    #[must_use]
+    pub(crate) fn not_allowed(methods: String) -> Self {
+        let text = format!("this can be asked for by {methods} only");
+        Self { allow: Some(methods), ..Self::problem(405, &text) }
     }
 }
 
@@ -207,6 +220,9 @@ fn send(
          Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n",
         title(status)
     );
+    if let Some(methods) = response.allow {
+        head.push_str(&format!("Allow: {methods}\r\n"));
+    }
     match response.body {
         Body::Whole(bytes) => {
             head.push_str(&format!("Content-Length: {}\r\n\r\n", bytes.len()));
