@@ -497,6 +497,22 @@ fn a_daemon_removes_no_file_but_a_socket_that_is_left() {
     assert_eq!(std::fs::read(&file).unwrap(), b"of somebody");
 }
 
+/// Whoever has a token is somebody else to the daemon.
+#[test]
+fn secrets_that_others_may_read_are_warned_of() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = dir.path().join("tokens");
+    std::fs::write(&tokens, "[]").unwrap();
+    for (mode, warns) in [(0o644, true), (0o640, true), (0o600, false)] {
+        std::fs::set_permissions(&tokens, std::fs::Permissions::from_mode(mode)).unwrap();
+        let daemon = Daemon::start(&["--tokens", tokens.to_str().unwrap()]);
+        let log = std::fs::read_to_string(daemon.dir.path().join("log")).unwrap();
+        let warning = format!("others may read {}", tokens.display());
+        assert_eq!(log.contains(&warning), warns, "{mode:o}: {log}");
+    }
+}
+
 /// Its jobs would be saved, and not brought back.
 #[test]
 fn a_daemon_with_keys_that_do_not_fit_does_not_start() {

@@ -1,10 +1,11 @@
 //! `serve`
 
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use torpor_worker::{Class, Outcome};
+use torpor_worker::{Class, Outcome, tell};
 
 use crate::daemon::config::Config;
 use crate::daemon::{Setup, Tls, Tokens, serve};
@@ -57,6 +58,18 @@ fn place(word: &str) -> Result<String, String> {
     crate::objects::Objects::at(word).map(|_| word.to_owned())
 }
 
+/// Warns of a secret that others may read.
+fn warn_of_readers(path: &Path) {
+    // One that cannot be read is told of by whoever reads it.
+    let mode = path.metadata().map_or(0, |meta| meta.mode() & 0o777);
+    if mode & 0o077 != 0 {
+        let path = path.display();
+        tell!(
+            "torpor queue: others may read {path}, which has the mode {mode:03o}: chmod 600 {path}"
+        );
+    }
+}
+
 impl Serve {
     /// Runs the daemon.
     ///
@@ -77,6 +90,7 @@ impl Serve {
         }
         config.slots = self.slots.or(config.slots);
         config.store = self.store.or(config.store);
+        self.tokens.iter().chain(&self.tls_key).for_each(|path| warn_of_readers(path));
         if let Some(means) = &self.means {
             config.allow_only(means);
         }
