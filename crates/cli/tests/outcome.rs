@@ -188,7 +188,7 @@ fn systems_say_what_went_wrong() {
 }
 
 /// Those whose output is something else: daemons, what is a job, data, and what others ask for.
-const NOT_FOR_PROGRAMS: [&str; 18] = [
+const NOT_FOR_PROGRAMS: [&str; 19] = [
     "service",
     "page-server",
     "lazy-pages",
@@ -207,6 +207,7 @@ const NOT_FOR_PROGRAMS: [&str; 18] = [
     "kubernetes agent",
     "kubernetes controller",
     "kubernetes manifests",
+    "queue run",
 ];
 
 #[test]

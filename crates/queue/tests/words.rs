@@ -97,6 +97,88 @@ fn a_job_that_is_not_there_is_named() {
     assert_refused(&daemon, &["list", "--state", "asleep"], &["preempted"]);
 }
 
+/// What a command line cannot mean is refused before anything is done.
+#[test]
+fn what_a_command_cannot_do_is_told_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let list = dir.path().join("list.json");
+    std::fs::write(&list, "[]").unwrap();
+    let list = list.to_str().unwrap();
+    for (words, wanted) in [
+        (&["run", "--json", "--", "true"][..], "unexpected argument '--json'"),
+        (&["serve", "--store", "nope"], "nope: checkpoints lie in dir:PATH or s3://BUCKET/PREFIX"),
+        (&["serve", "--slots", "0"], "'--slots <N>': 0 is not in 1.."),
+        (&["simulate", "--slots", "0"], "'--slots <N>': 0 is not in 1.."),
+        (&["simulate", "--config", list], "expected a map"),
+    ] {
+        let mut command = Command::new(common::torpor());
+        let output = command.arg("queue").args(words).stdin(Stdio::null()).output().unwrap();
+        let said = shown(&output);
+        assert_eq!(output.status.code(), Some(125), "{words:?}: {said}");
+        assert!(said.contains(wanted), "{words:?}: {said}");
+    }
+}
+
+/// Programs are told of each job, whether it is as they have asked or not.
+#[test]
+fn of_several_jobs_each_is_told_of() {
+    let daemon = Daemon::start(&[]);
+    let [first, second] = [(); 2].map(|()| daemon.submit(&[], &["true"]));
+    let lives = daemon.submit(&[], &["sleep", "1000"]);
+    for id in [first, second] {
+        daemon.wait_for(id, "done");
+    }
+    let told = |verb: &str, ids: [u64; 3]| {
+        let ids = ids.map(|id| id.to_string());
+        let output = daemon.queue(&[verb, "--json", &ids[0], &ids[1], &ids[2]]).output().unwrap();
+        assert_eq!(output.status.code(), Some(125), "{}", shown(&output));
+        let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(stderr, format!("Error: {}\n", said["text"].as_str().unwrap()));
+        said
+    };
+    let ids = |refused: &Value| -> Vec<u64> {
+        refused.as_array().unwrap().iter().map(|one| one["id"].as_u64().unwrap()).collect()
+    };
+    let cancelled = told("cancel", [first, lives, 9999]);
+    assert_eq!(cancelled["cancelled"], json!([lives]), "{cancelled}");
+    assert_eq!(ids(&cancelled["refused"]), [first, 9999], "{cancelled}");
+    let forgotten = told("forget", [first, 9999, second]);
+    assert_eq!(forgotten["forgotten"], json!([first, second]), "{forgotten}");
+    assert_eq!(ids(&forgotten["refused"]), [9999], "{forgotten}");
+    let why = forgotten["refused"][0]["why"].as_str().unwrap();
+    assert!(why.contains("there is no job 9999"), "{forgotten}");
+    assert_eq!(forgotten["class"], "refused", "{forgotten}");
+}
+
+/// There is a daemon: another one would not help.
+#[test]
+fn a_socket_that_this_user_may_not_open_is_told_of() {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    let daemon = Daemon::start(&[]);
+    // The program may lie where only its owner gets.
+    let program = std::fs::File::open(common::torpor()).unwrap();
+    let program = format!("/proc/self/fd/{}", program.as_raw_fd());
+    let said = || {
+        let mut list = Command::new(&program);
+        list.arg0("torpor").args(["queue", "list"]).env("TORPOR_QUEUE", daemon.address());
+        let output = list.uid(65534).gid(65534).current_dir("/").output().unwrap();
+        assert_eq!(output.status.code(), Some(125), "{}", shown(&output));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let set = |mode| {
+        std::fs::set_permissions(daemon.dir.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    set(0o700);
+    assert!(said().contains("a directory above it is closed to them"), "{}", said());
+    set(0o755);
+    let wanted = "user 65534 may not open this socket: it belongs to user 0 and group 0, and has \
+                  the mode 600";
+    assert!(said().contains(wanted) && !said().contains("torpor queue serve"), "{}", said());
+}
+
 #[test]
 fn a_job_that_is_over_says_how_it_ended() {
     let daemon = Daemon::configured(&json!({ "pool": { "b": "https://b.example:1" } }), &[]);

@@ -2,6 +2,7 @@
 
 use std::env::VarError;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -146,9 +147,9 @@ impl Client {
         body: &[u8],
     ) -> Result<Value, Refusal> {
         let failed = |class, text| Refusal { class, status: None, is_cut_off: false, text };
-        let lost = |e: io::Error| Refusal {
-            is_cut_off: is_cut_off(&e),
-            ..failed(Class::PeerLost, self.unreachable(&e))
+        let lost = |e: io::Error| {
+            let class = if self.closed(&e).is_some() { Class::Forbidden } else { Class::PeerLost };
+            Refusal { is_cut_off: is_cut_off(&e), ..failed(class, self.unreachable(&e)) }
         };
         let answer = self.ask(method, path, headers, body).map_err(lost)?;
         let status = answer.status;
@@ -171,10 +172,26 @@ impl Client {
     /// What to do about a daemon that does not answer.
     #[must_use]
     pub fn unreachable(&self, error: &io::Error) -> String {
-        format!(
-            "ask the daemon at {}: {error} (start one with torpor queue serve, or name it in \
-             TORPOR_QUEUE)",
-            self.address
-        )
+        let hint = self.closed(error).unwrap_or_else(|| {
+            "start one with torpor queue serve, or name it in TORPOR_QUEUE".to_owned()
+        });
+        format!("ask the daemon at {}: {error} ({hint})", self.address)
+    }
+
+    /// Whose the socket is, if an error says that this user may not open it.
+    fn closed(&self, error: &io::Error) -> Option<String> {
+        let Address::Unix(path) = &self.address else { return None };
+        if error.kind() != io::ErrorKind::PermissionDenied {
+            return None;
+        }
+        let user = rustix::process::geteuid().as_raw();
+        let whose = match path.metadata() {
+            Ok(meta) => {
+                let (owner, group, mode) = (meta.uid(), meta.gid(), meta.mode() & 0o777);
+                format!("it belongs to user {owner} and group {group}, and has the mode {mode:03o}")
+            }
+            Err(_) => "a directory above it is closed to them".to_owned(),
+        };
+        Some(format!("user {user} may not open this socket: {whose}"))
     }
 }

@@ -10,7 +10,7 @@ use torpor_worker::{Outcome, tell};
 
 use super::connection::{Refusal, client};
 use super::submit::hand_in;
-use super::{done, wait};
+use super::{OWN_ERROR, done, wait};
 use crate::files;
 use crate::http::{Client, encode};
 use crate::spec::Spec;
@@ -287,7 +287,7 @@ pub struct Cancel {
     /// The signal that they get; one that does not end is killed after a while
     #[arg(long, value_name = "NUMBER", default_value_t = 15)]
     signal: i32,
-    /// Print an object: the ids of the jobs that end
+    /// Print an object: the ids of the jobs that end, and why others do not
     #[arg(long)]
     json: bool,
 }
@@ -298,15 +298,13 @@ impl Cancel {
     /// # Errors
     /// If one is not there or over, or the daemon does not answer.
     pub fn run(self) -> Result<ExitCode, Outcome> {
-        let client = client()?;
-        let mut refusals = Vec::new();
-        for id in &self.ids {
-            let path = format!("/v1/jobs/{id}/cancel?signal={}", self.signal);
-            refusals.extend(client.json("POST", &path, b"").err());
-        }
+        let (client, mut answers) = (client()?, Answers::default());
         // Those that can be ended are, whatever is said of the others.
-        Refusal::all(refusals)?;
-        done(self.json, &json!({ "cancelled": self.ids }))
+        for id in self.ids {
+            let path = format!("/v1/jobs/{id}/cancel?signal={}", self.signal);
+            answers.add(id, client.json("POST", &path, b""));
+        }
+        answers.told("cancelled", self.json)
     }
 }
 
@@ -319,7 +317,7 @@ pub struct Forget {
     /// All that are over, but for those that somebody still needs
     #[arg(long, conflicts_with = "ids")]
     all: bool,
-    /// Print an object: the ids of the jobs that are forgotten
+    /// Print an object: the ids of the jobs that are forgotten, and why others are not
     #[arg(long)]
     json: bool,
 }
@@ -332,16 +330,55 @@ impl Forget {
     pub fn run(self) -> Result<ExitCode, Outcome> {
         let client = client()?;
         let ids = if self.all { over(&client)? } else { self.ids };
-        let (mut forgotten, mut refusals) = (Vec::new(), Vec::new());
+        let mut answers = Answers::default();
         for id in ids {
             match client.json("DELETE", &format!("/v1/jobs/{id}"), b"") {
-                Ok(_) => forgotten.push(id),
                 Err(refusal) if self.all && !refusal.is_lost() => {}
-                Err(refusal) => refusals.push(refusal),
+                answer => answers.add(id, answer),
             }
         }
-        Refusal::all(refusals)?;
-        done(self.json, &json!({ "forgotten": forgotten }))
+        answers.told("forgotten", self.json)
+    }
+}
+
+/// What came of something that was asked for several jobs.
+#[derive(Debug, Default)]
+struct Answers {
+    done: Vec<u64>,
+    refused: Vec<(u64, Refusal)>,
+}
+
+impl Answers {
+    fn add(&mut self, id: u64, answer: Result<Value, Refusal>) {
+        match answer {
+            Ok(_) => self.done.push(id),
+            Err(refusal) => self.refused.push((id, refusal)),
+        }
+    }
+
+    /// Says what came of it; `what` was done with those that did not refuse. Programs are told of each job.
+    ///
+    /// # Errors
+    /// If a job has refused, and nobody has asked for an object; if nobody reads the standard output any more.
+    fn told(self, what: &str, json: bool) -> Result<ExitCode, Outcome> {
+        let of_each: Vec<Value> = self
+            .refused
+            .iter()
+            .map(|(id, refusal)| json!({ "id": id, "why": refusal.to_string() }))
+            .collect();
+        match Refusal::all(self.refused.into_iter().map(|(_, refusal)| refusal).collect()) {
+            Ok(()) => done(json, &json!({ what: self.done })),
+            Err(refusal) if json => {
+                let outcome = Outcome::from(refusal);
+                tell!("Error: {}", outcome.text);
+                let mut object = json!(outcome);
+                object[what] = json!(self.done);
+                object["refused"] = Value::Array(of_each);
+                say!("{object}");
+                Ok(ExitCode::from(OWN_ERROR))
+            }
+            Err(refusal) => Err(refusal.into()),
+        }
     }
 }
 

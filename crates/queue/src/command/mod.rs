@@ -33,7 +33,7 @@ pub enum QueueCommand {
     #[command(after_help = submit::EXAMPLES)]
     Submit(submit::Submit),
     /// Run a command as a job, and be the job: submit --wait for scripts and CI
-    Run(submit::Submit),
+    Run(submit::JobOptions),
     /// List jobs
     List(jobs::List),
     /// Show all about a job
@@ -133,8 +133,8 @@ pub fn run(command: QueueCommand) -> Result<ExitCode, Outcome> {
         QueueCommand::Launch { dir, ready } => Ok(shepherd::launch(dir, ready)),
         QueueCommand::Copy { dir, from, to } => Ok(shepherd::copy(dir, &from, &to)),
         QueueCommand::Serve(serve) => serve.run(),
-        QueueCommand::Submit(submit) => submit.run(false),
-        QueueCommand::Run(submit) => submit.run(true),
+        QueueCommand::Submit(submit) => submit.run(),
+        QueueCommand::Run(job) => job.run(),
         QueueCommand::List(list) => list.run(),
         QueueCommand::Show(show) => show.run(),
         QueueCommand::Logs(logs) => logs.run(),

@@ -23,7 +23,7 @@ pub struct Serve {
     #[arg(long, value_name = "ADDRESS", default_value = DEFAULT)]
     listen: Vec<Address>,
     /// How many jobs of one slot run at the same time [default: one for each processor]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     slots: Option<u32>,
     /// Classes, shares, quotas and times, in JSON
     #[arg(long, value_name = "FILE")]
@@ -85,15 +85,12 @@ impl Serve {
             None => Config::default(),
         };
         config.try_keys()?;
-        if self.slots == Some(0) {
-            return Err("a machine needs at least one slot".to_owned().into());
-        }
         config.slots = self.slots.or(config.slots);
         config.store = self.store.or(config.store);
-        self.tokens.iter().chain(&self.tls_key).for_each(|path| warn_of_readers(path));
         if let Some(means) = &self.means {
             config.allow_only(means);
         }
+        self.tokens.iter().chain(&self.tls_key).for_each(|path| warn_of_readers(path));
         let tokens = self.tokens.as_deref().map(Tokens::read).transpose()?.unwrap_or_default();
         let tls = self.tls_cert.zip(self.tls_key);
         let tls = tls.map(|(certificate, key)| Tls { certificate, key, authority: self.tls_ca });

@@ -38,7 +38,7 @@ pub struct Simulate {
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     jobs: usize,
     /// Slots of the machine [default: the trace's processors]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     slots: Option<u32>,
     /// Memory of the machine, in bytes or with K, M or G [default: 3G for each slot]
     #[arg(long, value_name = "SIZE", value_parser = size)]

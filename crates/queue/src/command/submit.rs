@@ -23,7 +23,7 @@ pub(super) const EXAMPLES: &str = "Examples:
   torpor queue submit --image localhost/fuzzer --memory 2G -- fuzz 8
   torpor queue run --class long --time 4h -- make fuzz";
 
-/// A job, as options describe it.
+/// `submit`
 #[derive(Debug, Args)]
 pub struct Submit {
     /// Be the job: its output, input, exit status and signals
@@ -32,6 +32,13 @@ pub struct Submit {
     /// Print an object: the job's id
     #[arg(long, conflicts_with = "wait")]
     json: bool,
+    #[command(flatten)]
+    job: JobOptions,
+}
+
+/// A job, as options describe it.
+#[derive(Debug, Args)]
+pub struct JobOptions {
     /// Class, which says how it is scheduled: urgent, interactive, short, normal, long, batch, or
     /// one of the daemon's configuration [default: normal]
     #[arg(long, value_name = "CLASS", default_value = "", hide_default_value = true)]
@@ -178,23 +185,39 @@ impl Submit {
     ///
     /// # Errors
     /// If the daemon does not answer, or refuses the job.
-    pub fn run(self, wait: bool) -> Result<ExitCode, Outcome> {
-        let client = client()?;
-        let is_the_job = wait || self.wait;
-        let (key, json) = (self.key.clone(), self.json);
-        let spec = self.spec(is_the_job)?;
-        let (id, answer) = hand_in(&client, &spec, key)?;
-        if let Some(note) = answer["note"].as_str().filter(|_| !json) {
-            tell!("torpor queue: job {id}: {note}");
+    pub fn run(self) -> Result<ExitCode, Outcome> {
+        if self.wait {
+            return self.job.run();
         }
-        if is_the_job {
-            return Ok(wait::be(&client, id, spec.stdin, wait::Signals::catch()?));
-        }
-        if json {
+        let (client, key) = (client()?, self.job.key.clone());
+        let (id, answer) = hand_in(&client, &self.job.spec(false)?, key)?;
+        if self.json {
             return done(true, &answer);
         }
+        tell_note(id, &answer);
         say!("{id}");
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Tells what the daemon says of a job that it has taken.
+fn tell_note(id: u64, answer: &Value) {
+    if let Some(note) = answer["note"].as_str() {
+        tell!("torpor queue: job {id}: {note}");
+    }
+}
+
+impl JobOptions {
+    /// Submits the job, and is it.
+    ///
+    /// # Errors
+    /// If the daemon does not answer, or refuses the job.
+    pub fn run(self) -> Result<ExitCode, Outcome> {
+        let (client, key) = (client()?, self.key.clone());
+        let spec = self.spec(true)?;
+        let (id, answer) = hand_in(&client, &spec, key)?;
+        tell_note(id, &answer);
+        Ok(wait::be(&client, id, spec.stdin, wait::Signals::catch()?))
     }
 
     fn spec(self, wait: bool) -> Result<Spec, String> {

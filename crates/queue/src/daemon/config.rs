@@ -1,9 +1,11 @@
 //! What a daemon is told: how many slots, which classes, which rules.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs;
 use std::path::Path;
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use torpor_images::compress::Compression;
 
@@ -103,11 +105,17 @@ impl Config {
     /// # Errors
     /// If it cannot be read, or holds what makes no sense.
     pub(crate) fn read(path: &Path) -> Result<Self, String> {
-        let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
-        let config: Self =
-            serde_json::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))?;
-        config.check().map_err(|e| format!("{}: {e}", path.display()))?;
+        let say = |e: &dyn fmt::Display| format!("{}: {e}", path.display());
+        let text = fs::read_to_string(path).map_err(|e| say(&e))?;
+        let config = Self::parse(&text).map_err(|e| say(&e))?;
+        config.check().map_err(|e| say(&e))?;
         Ok(config)
+    }
+
+    /// Serde would take an array for the settings in their order.
+    fn parse(text: &str) -> serde_json::Result<Self> {
+        serde_json::from_str::<BTreeMap<String, IgnoredAny>>(text)?;
+        serde_json::from_str(text)
     }
 
     fn check(&self) -> Result<(), String> {
@@ -255,6 +263,15 @@ mod tests {
         let text = r#"{ "slots": 4, "rules": { "reserved": 1, "guarantee": { "every": 1000 } } }"#;
         assert_eq!(read(text), changed);
         assert!(changed.rules.classes.contains_key("urgent"));
+    }
+
+    #[test]
+    fn a_list_is_no_configuration() {
+        assert_eq!(Config::parse("{}").unwrap(), Config::default());
+        for text in ["[]", "[4]", "null", "7"] {
+            let error = Config::parse(text).unwrap_err().to_string();
+            assert!(error.contains("expected a map"), "{text}: {error}");
+        }
     }
 
     #[test]

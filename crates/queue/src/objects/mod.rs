@@ -56,12 +56,10 @@ impl Objects {
     /// # Errors
     /// If the text is neither `dir:PATH` nor `s3://BUCKET/PREFIX`.
     pub(crate) fn at(place: &str) -> Result<Self, String> {
-        match place.parse()? {
-            Reference::Registry { .. } => {
-                Err(format!("{place}: checkpoints lie in dir:PATH or s3://BUCKET/PREFIX"))
-            }
-            place => Ok(Self(place)),
+        if !place.starts_with("dir:") && !place.starts_with("s3://") {
+            return Err(format!("{place}: checkpoints lie in dir:PATH or s3://BUCKET/PREFIX"));
         }
+        place.parse().map(Self)
     }
 
     fn named(&self, name: &str) -> Result<Box<dyn Store>> {
