@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use serde_json::json;
 use torpor_engine::Means;
 use torpor_engine::check::{self, Category, Feature};
 use torpor_worker::Report;
@@ -17,7 +18,10 @@ use crate::{stats, work};
 pub fn run(settings: &Settings) -> Result<ExitCode, Failure> {
     if settings.features.iter().any(|name| name == "list") {
         let names: Vec<&str> = check::FEATURES.iter().map(|feature| feature.name).collect();
-        println!("{}", names.join(" "));
+        match settings.json {
+            true => println!("{}", json!(names)),
+            false => println!("{}", names.join(" ")),
+        }
         return Ok(ExitCode::SUCCESS);
     }
     work::require_rights(settings)?;

@@ -212,9 +212,10 @@ fn is_help(word: &OsString) -> bool {
     word == "--help" || word == "-h"
 }
 
-/// `help [COMMAND [COMMAND]]`.
+/// `help [COMMAND [COMMAND]]`, which is what its own `--help` asks for.
 fn help(words: &[OsString]) -> Result<ExitCode, Failure> {
-    let words: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let words = words.iter().filter(|word| !is_help(word));
+    let words: Vec<String> = words.map(|word| word.to_string_lossy().into_owned()).collect();
     let command = Command::all().iter().find(|info| info.words == words).map(|info| info.command);
     if words.is_empty() || command.is_some() {
         print(Name::Torpor, command);

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Subcommand;
+use clap::builder::NonEmptyStringValueParser;
 use serde_json::{Value as Json, json};
 use torpor_seal::keys::{AgeIdentity, Certificate, Error, Identity, Recipient, Trust};
 use torpor_seal::sign::scheme_of;
@@ -40,7 +41,7 @@ pub enum KeyCommand {
     /// Tell whose keys and certificates these are, and whether they can be used
     Inspect {
         /// Files of keys or certificates, age1..., provider:/PROGRAM or provider:/PROGRAM:KEY
-        #[arg(required = true, value_name = "KEY")]
+        #[arg(required = true, value_name = "KEY", value_parser = NonEmptyStringValueParser::new())]
         keys: Vec<String>,
         /// Believe only certificates from the authorities in FILE
         #[arg(long, value_name = "FILE")]

@@ -60,6 +60,10 @@ fn help() {
         // Only what the command takes.
         assert!(out(&output).contains("--leave-running") && !out(&output).contains("--inherit-fd"));
     }
+    for args in [["help", "--help"], ["help", "-h"]] {
+        let output = run("torpor", &args);
+        assert!(output.status.success() && out(&output).contains("Commands:"), "{args:?}");
+    }
     let output = run("torpor", &["help", "cpuinfo", "check"]);
     assert!(out(&output).contains("Usage: torpor cpuinfo check"), "{}", out(&output));
     let nonsense = run("torpor", &["help", "nonsense"]);
@@ -178,6 +182,7 @@ fn mistakes() {
             "Error: --policy-rule xx: it is no KEY=VALUE\n",
         ),
         ("criu", &["check", "--feature", "telepathy"], "Error: there is no feature telepathy\n"),
+        ("torpor", &["key", "inspect", ""], "error: a value is required for '<KEY>...'"),
         ("torpor", &["check", "--tcp-close"], "Error: check has no option --tcp-close\n"),
         ("torpor", &["completion", "tcsh"], "error: invalid value 'tcsh' for '<SHELL>'\n"),
     ] {
@@ -293,6 +298,9 @@ fn checks() {
     for name in ["mem_dirty_track", "uffd-noncoop", "nsid", "get_rseq_conf"] {
         assert!(list.split_whitespace().any(|word| word == name), "{name}");
     }
+    let names = out(&run("torpor", &["check", "--feature", "list", "--json"]));
+    let names: Vec<String> = serde_json::from_str(&names).unwrap();
+    assert_eq!(names.join(" "), list.trim_end());
 }
 
 #[test]
