@@ -23,6 +23,9 @@ pub enum Error {
         file.display()
     )]
     UnknownMagic { file: PathBuf, magic: u32 },
+    /// The file ends before the number that tells the kind of an image.
+    #[error("{}: it has {len} bytes, too few for an image", file.display())]
+    TooShort { file: PathBuf, len: usize },
     /// The JSON text is not what an image decodes to.
     #[error("{place}: {reason}")]
     Json { place: String, reason: String },

@@ -142,9 +142,9 @@ fn open(file: &Path, mut source: Box<dyn Read + Send>, len: u64) -> Result<(Kind
         [IMG_COMMON_MAGIC, magic] => (Header::Common(magic), magic),
         [IMG_SERVICE_MAGIC, magic] => (Header::Service(magic), magic),
         [magic, ..] => (Header::Own(magic), magic),
-        [] => (Header::None, 0),
+        [] => return Err(Error::TooShort { file: file.to_owned(), len: head.len() }),
     };
-    let kind = kind::ALL.iter().find(|kind| header != Header::None && kind.header == header);
+    let kind = kind::ALL.iter().find(|kind| kind.header == header);
     let kind = *kind.ok_or(Error::UnknownMagic { file: file.to_owned(), magic })?;
     let source = Cursor::new(head).chain(source);
     Ok((kind, Reader::new(kind, file, Box::new(source), len)?))
