@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use serde_json::{Value as Json, json};
 use torpor_tls::KeyFiles;
-use torpor_worker::{Class, Outcome, tell};
+use torpor_worker::{Outcome, tell};
 
 use crate::catalogue::{Benchmark, wanted};
 use crate::compare::{Verdict, compare};
@@ -234,9 +234,13 @@ pub fn run(command: BenchmarkCommand) -> Result<ExitCode, Outcome> {
         BenchmarkCommand::Version(listing) => version(&listing),
         BenchmarkCommand::List(listing) => list(&listing),
         BenchmarkCommand::Run(arguments) => measure(*arguments),
-        BenchmarkCommand::Plan { results, difference, json } => plan(&results, difference, json),
+        BenchmarkCommand::Plan { results, difference, json } => {
+            return plan(&results, difference, json);
+        }
         BenchmarkCommand::Compare(arguments) => return Ok(compared(&arguments)),
-        BenchmarkCommand::Report { results, output, json } => reports(&results, &output, json),
+        BenchmarkCommand::Report { results, output, json } => {
+            return reports(&results, &output, json);
+        }
         BenchmarkCommand::Index { directory, json } => {
             let done = report::index(&directory).map_err(text);
             done.map(|()| written(json, &[directory.join("index.html")]))
@@ -373,8 +377,8 @@ fn measure(arguments: Run) -> Result<(), String> {
     Ok(())
 }
 
-fn plan(path: &Path, difference: f64, json: bool) -> Result<(), String> {
-    let results = results::read(path).map_err(text)?;
+fn plan(path: &Path, difference: f64, json: bool) -> Result<ExitCode, Outcome> {
+    let results = results::read(path)?;
     let threshold = results.settings.threshold;
     if !json {
         println!("runs to find a difference of {difference} % in 95 of 100 cases:");
@@ -405,7 +409,7 @@ fn plan(path: &Path, difference: f64, json: bool) -> Result<(), String> {
     if json {
         println!("{}", Json::Array(rows));
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 fn compared(arguments: &Compare) -> ExitCode {
@@ -414,7 +418,7 @@ fn compared(arguments: &Compare) -> ExitCode {
         (Err(error), _) | (_, Err(error)) => {
             tell!("{error}");
             if arguments.json {
-                Outcome::failed(Class::Usage, error.to_string()).print();
+                Outcome::from(error).print();
             }
             return ExitCode::from(3);
         }
@@ -435,9 +439,9 @@ fn compared(arguments: &Compare) -> ExitCode {
     }
 }
 
-fn reports(paths: &[PathBuf], output: &Path, json: bool) -> Result<(), String> {
+fn reports(paths: &[PathBuf], output: &Path, json: bool) -> Result<ExitCode, Outcome> {
     let all: Vec<Results> =
-        paths.iter().map(|path| results::read(path)).collect::<Result<_, _>>().map_err(text)?;
+        paths.iter().map(|path| results::read(path)).collect::<Result<_, _>>()?;
     let all: Vec<&Results> = all.iter().collect();
     std::fs::create_dir_all(output).map_err(text)?;
     let [page, table] = ["report.html", "report.md"].map(|name| output.join(name));
@@ -445,5 +449,5 @@ fn reports(paths: &[PathBuf], output: &Path, json: bool) -> Result<(), String> {
     results::write_whole(&page, html.as_bytes()).map_err(text)?;
     results::write_whole(&table, report::markdown(&all).as_bytes()).map_err(text)?;
     written(json, &[page, table]);
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }

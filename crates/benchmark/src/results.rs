@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use torpor_worker::{Class, Outcome};
 
 use crate::catalogue::Benchmark;
 use crate::config::Config;
@@ -193,6 +194,19 @@ pub enum ResultsError {
     /// It is not a file of results, or a damaged one.
     #[error("{0}: these are no results of this benchmark: {1}")]
     Broken(PathBuf, String),
+}
+
+impl From<ResultsError> for Outcome {
+    fn from(error: ResultsError) -> Self {
+        let text = error.to_string();
+        match error {
+            ResultsError::Broken(..) => Self::failed(Class::Refused, text),
+            ResultsError::File(_, error) => {
+                let failed = Self::failed(Class::Kernel, text);
+                Self { errno: error.raw_os_error().unwrap_or(failed.errno), ..failed }
+            }
+        }
+    }
 }
 
 /// Reads `results.json`, or the one in a directory.

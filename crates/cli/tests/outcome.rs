@@ -182,6 +182,11 @@ fn systems_say_what_went_wrong() {
             assert_eq!(output.status.code(), Some(125), "{words:?}");
         }
     }
+    for words in [&["plan", "/nonexistent"][..], &["compare", "/nonexistent", "/nonexistent"]] {
+        let (well, none) = said(&[&["benchmark"], words, &["--json"]].concat());
+        assert!(!well && none["class"] == "kernel", "{words:?}: {none}");
+        assert_eq!(none["errno"], libc::ENOENT, "{words:?}: {none}");
+    }
     // What makes no sense is said by whoever reads the words.
     let (well, usage) = said(&["queue", "show", "--json", "no-number"]);
     assert!(!well && usage["class"] == "usage", "{usage}");
@@ -202,12 +207,12 @@ const NOT_FOR_PROGRAMS: [&str; 19] = [
     "image decode",
     "image encode",
     "queue serve",
+    "queue run",
     "queue logs",
     "queue gitlab",
     "kubernetes agent",
     "kubernetes controller",
     "kubernetes manifests",
-    "queue run",
 ];
 
 #[test]
