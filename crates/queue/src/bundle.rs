@@ -29,7 +29,7 @@ use crate::name::AnyPath;
 use crate::order::{self, Extent};
 use crate::shepherd::OWN;
 use crate::shepherd::pump::has_room;
-use crate::walk::{LONG, Step, Top, Walk, Way};
+use crate::walk::{LONG, Step, TreeTop, Walk, Way};
 
 /// No list is longer.
 const MAX_LIST: u64 = 64 << 20;
@@ -41,7 +41,7 @@ const MOST_EXTENTS: usize = 10_000;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Entry {
     path: AnyPath,
-    what: What,
+    what: EntryKind,
     mode: u32,
     uid: u32,
     gid: u32,
@@ -52,7 +52,7 @@ struct Entry {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum What {
+enum EntryKind {
     Dir,
     File(u64),
     /// A file whose content comes in another order.
@@ -73,7 +73,7 @@ enum What {
 }
 
 impl Entry {
-    fn of(path: PathBuf, what: What, meta: &Metadata, attributes: Attributes) -> Self {
+    fn of(path: PathBuf, what: EntryKind, meta: &Metadata, attributes: Attributes) -> Self {
         Self {
             path: path.into(),
             what,
@@ -86,7 +86,7 @@ impl Entry {
     }
 
     /// One that says something of those after it.
-    fn turn(path: PathBuf, what: What) -> Self {
+    fn turn(path: PathBuf, what: EntryKind) -> Self {
         let attributes = Attributes::new();
         Self { path: path.into(), what, mode: 0, uid: 0, gid: 0, mtime: (0, 0), attributes }
     }
@@ -138,18 +138,18 @@ impl Bundle {
     pub(crate) fn write(&self, to: &mut dyn Write) -> io::Result<()> {
         to.write_all(&(self.list.len() as u64).to_be_bytes())?;
         to.write_all(&self.list)?;
-        let (mut top, mut way) = (Top::at(&self.root)?, Way::default());
+        let (mut top, mut way) = (TreeTop::at(&self.root)?, Way::default());
         let mut base = top.dir(&way)?;
         for entry in &self.entries {
             let whole = match &entry.what {
-                What::File(size) => &[(0, *size)][..],
-                What::Parts(_, extents) | What::Sparse(_, extents) => extents,
-                What::Enter => {
+                EntryKind::File(size) => &[(0, *size)][..],
+                EntryKind::Parts(_, extents) | EntryKind::Sparse(_, extents) => extents,
+                EntryKind::Enter => {
                     way.enter(&entry.path);
                     base = top.dir(&way)?;
                     continue;
                 }
-                What::Leave => {
+                EntryKind::Leave => {
                     way.leave();
                     base = top.dir(&way)?;
                     continue;
@@ -178,7 +178,7 @@ fn list_of(entries: &mut [Entry], longest: u64) -> io::Result<Vec<u8>> {
         }
         most /= 2;
         for entry in entries.iter_mut() {
-            if let What::Sparse(_, extents) = &mut entry.what {
+            if let EntryKind::Sparse(_, extents) = &mut entry.what {
                 *extents = holes::at_most(most, std::mem::take(extents));
             }
         }
@@ -189,8 +189,8 @@ fn list_of(entries: &mut [Entry], longest: u64) -> io::Result<Vec<u8>> {
 fn bytes_of(entries: &[Entry]) -> u64 {
     let sum = |extents: &[Extent]| extents.iter().map(|&(_, len)| len).fold(0, u64::saturating_add);
     let contents = entries.iter().map(|entry| match &entry.what {
-        What::File(size) | What::Parts(size, _) => *size,
-        What::Sparse(_, extents) => sum(extents),
+        EntryKind::File(size) | EntryKind::Parts(size, _) => *size,
+        EntryKind::Sparse(_, extents) => sum(extents),
         _ => 0,
     });
     contents.fold(0, u64::saturating_add)
@@ -206,7 +206,7 @@ fn collect(root: &Path, there: &There, wanted: impl Fn(&Path) -> bool) -> io::Re
         let depth = walk.way().depth();
         if step == Step::OutOf {
             if bases.pop_if(|base| *base == depth).is_some() {
-                found.push(Entry::turn(PathBuf::new(), What::Leave));
+                found.push(Entry::turn(PathBuf::new(), EntryKind::Leave));
             }
             continue;
         }
@@ -214,10 +214,10 @@ fn collect(root: &Path, there: &There, wanted: impl Fn(&Path) -> bool) -> io::Re
         let mut path = walk.way().path_after(bases.last().copied().unwrap_or(0));
         if depth != 0 {
             let meta = dir.metadata()?;
-            found.push(Entry::of(path.clone(), What::Dir, &meta, marks::attributes(&dir)?));
+            found.push(Entry::of(path.clone(), EntryKind::Dir, &meta, marks::attributes(&dir)?));
             if path.as_os_str().len() > LONG {
                 bases.push(depth);
-                found.push(Entry::turn(std::mem::take(&mut path), What::Enter));
+                found.push(Entry::turn(std::mem::take(&mut path), EntryKind::Enter));
             }
         }
         for entry in tree::list(&dir, Path::new(""))? {
@@ -249,11 +249,11 @@ fn look(
     let id = tree::id(&meta);
     let first = several.as_ref().and_then(|several| several.get(&id));
     let what = if let Some(name) = there.get(&id) {
-        What::There(name.clone().into())
+        EntryKind::There(name.clone().into())
     } else if let Some(link) = link {
-        What::Link(link.into())
+        EntryKind::Link(link.into())
     } else if let Some(first) = first {
-        What::Same(first.clone().into())
+        EntryKind::Same(first.clone().into())
     } else if meta.is_file() {
         if let Some(several) = several.filter(|_| meta.nlink() > 1) {
             several.insert(id, path.clone());
@@ -263,9 +263,9 @@ fn look(
         let name = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name);
         content(&file, &name, &meta)?
     } else if meta.file_type().is_fifo() {
-        What::Fifo
+        EntryKind::Fifo
     } else if marks::is_whiteout(&meta) {
-        What::Whiteout
+        EntryKind::Whiteout
     } else {
         return Ok(None);
     };
@@ -273,19 +273,19 @@ fn look(
 }
 
 /// What is sent of a regular file.
-fn content(file: &File, name: &Path, meta: &Metadata) -> io::Result<What> {
+fn content(file: &File, name: &Path, meta: &Metadata) -> io::Result<EntryKind> {
     let size = meta.len();
     if let Some(extents) = order::of_pages(name, size) {
-        return Ok(What::Parts(size, extents));
+        return Ok(EntryKind::Parts(size, extents));
     }
     if holes::may_have(meta) {
         let extents = holes::at_most(MOST_EXTENTS, holes::data(file, size)?);
         // One that only its file system has made smaller has none.
         if extents != [(0, size)] {
-            return Ok(What::Sparse(size, extents));
+            return Ok(EntryKind::Sparse(size, extents));
         }
     }
-    Ok(What::File(size))
+    Ok(EntryKind::File(size))
 }
 
 /// The files below directories of `root`, as the other end has them. What has too long a path to be named is sent again.
@@ -343,7 +343,7 @@ fn check(entries: &[Entry]) -> io::Result<()> {
     let mut bases = 0_usize;
     for entry in entries {
         let refused = |why: &str| Err(io::Error::other(format!("{} {why}", entry.path.display())));
-        if entry.what == What::Leave {
+        if entry.what == EntryKind::Leave {
             let before = bases.checked_sub(1);
             bases = before.ok_or_else(|| io::Error::other("the list leaves its directory"))?;
         } else if !is_below(&entry.path) {
@@ -353,7 +353,7 @@ fn check(entries: &[Entry]) -> io::Result<()> {
         } else if bases == 0 && !is_own(&entry.path) && !is_plain(entry) {
             return refused("is neither a file nor a directory, and none of the job's own");
         }
-        bases += usize::from(entry.what == What::Enter);
+        bases += usize::from(entry.what == EntryKind::Enter);
     }
     Ok(())
 }
@@ -362,7 +362,7 @@ fn check(entries: &[Entry]) -> io::Result<()> {
 struct Unpacking<'u> {
     to: &'u Path,
     there: Option<&'u Path>,
-    top: Top,
+    top: TreeTop,
     /// The way to the directory below which paths are now.
     way: Way,
     base: File,
@@ -375,21 +375,21 @@ struct Unpacking<'u> {
 
 impl<'u> Unpacking<'u> {
     fn new(to: &'u Path, there: Option<&'u Path>) -> io::Result<Self> {
-        let (mut top, way) = (Top::at(to)?, Way::default());
+        let (mut top, way) = (TreeTop::at(to)?, Way::default());
         let [base, parent] = [top.dir(&way)?, top.dir(&way)?];
         let parent = (PathBuf::new(), parent);
         Ok(Self { to, there, top, way, base, parent, unfinished: vec![Vec::new()] })
     }
 
     fn take(&mut self, entry: &'u Entry, from: &mut dyn Read) -> io::Result<()> {
-        if entry.what == What::Leave {
+        if entry.what == EntryKind::Leave {
             self.finish_but(None)?;
             self.unfinished.pop();
             self.way.leave();
             return self.follow();
         }
         self.finish_but(Some(&entry.path))?;
-        if entry.what == What::Enter {
+        if entry.what == EntryKind::Enter {
             self.unfinished.push(Vec::new());
             self.way.enter(&entry.path);
             return self.follow();
@@ -397,36 +397,36 @@ impl<'u> Unpacking<'u> {
         let name = Path::new(entry.path.file_name().unwrap_or_default());
         let (to, there, dir) = (self.to, self.there, self.parent_of(&entry.path)?);
         match &entry.what {
-            What::Dir => {
+            EntryKind::Dir => {
                 mkdirat(dir, name, Mode::RWXU)?;
                 self.unfinished.last_mut().into_iter().for_each(|list| list.push(entry));
             }
-            What::File(size) => take_in(from, dir, name, (*size, &[(0, *size)]), entry)?,
-            What::Parts(size, extents) if order::are_whole(extents, *size) => {
+            EntryKind::File(size) => take_in(from, dir, name, (*size, &[(0, *size)]), entry)?,
+            EntryKind::Parts(size, extents) if order::are_whole(extents, *size) => {
                 take_in(from, dir, name, (*size, extents), entry)?;
             }
-            What::Sparse(size, extents) if holes::are_within(extents, *size) => {
+            EntryKind::Sparse(size, extents) if holes::are_within(extents, *size) => {
                 take_in(from, dir, name, (*size, extents), entry)?;
             }
-            What::Parts(..) | What::Sparse(..) => {
+            EntryKind::Parts(..) | EntryKind::Sparse(..) => {
                 let text = format!("{} does not come as a whole", entry.path.display());
                 return Err(io::Error::other(text));
             }
-            What::There(file) => {
+            EntryKind::There(file) => {
                 let there = there.ok_or_else(|| io::Error::other("nothing came before"))?;
                 link(there, file, dir, name)?;
             }
-            What::Same(file) => link(to, file, dir, name)?,
-            What::Fifo => {
+            EntryKind::Same(file) => link(to, file, dir, name)?,
+            EntryKind::Fifo => {
                 let pipe = marks::make_fifo(dir, name)?;
                 entry.marks().give(&pipe, &entry.attributes)?;
             }
-            What::Whiteout => marks::make_whiteout(dir, name)?,
-            What::Link(target) => {
+            EntryKind::Whiteout => marks::make_whiteout(dir, name)?,
+            EntryKind::Link(target) => {
                 marks::make_link(dir, name, target)?;
                 marks::give_link(dir, name, (entry.uid, entry.gid))?;
             }
-            What::Enter | What::Leave => {}
+            EntryKind::Enter | EntryKind::Leave => {}
         }
         Ok(())
     }
@@ -523,8 +523,8 @@ fn is_checkpoint(name: &OsStr) -> bool {
 /// Whether it is a file or a directory, or the link from images to those that they build on.
 fn is_plain(entry: &Entry) -> bool {
     match &entry.what {
-        What::Link(target) => is_parent(&entry.path, target),
-        What::Fifo | What::Whiteout | What::Enter => false,
+        EntryKind::Link(target) => is_parent(&entry.path, target),
+        EntryKind::Fifo | EntryKind::Whiteout | EntryKind::Enter => false,
         _ => true,
     }
 }
@@ -658,7 +658,7 @@ mod tests {
     fn many_files_with_many_holes_make_no_longer_a_list() {
         const LONGEST: u64 = 4096;
         let extents: Vec<Extent> = (0..1000).map(|n| (n << 20, 4096)).collect();
-        let sparse = What::Sparse(1 << 30, extents.clone());
+        let sparse = EntryKind::Sparse(1 << 30, extents.clone());
         let mut entries = ["a", "b", "c"].map(|name| entry(name, sparse.clone()));
         let whole = list_of(&mut entries, MAX_LIST).unwrap();
         assert!(entries.iter().all(|entry| entry.what == sparse));
@@ -666,7 +666,7 @@ mod tests {
         assert!(list.len() < whole.len() && list.len() as u64 <= LONGEST, "{}", list.len());
         assert_eq!(serde_json::from_slice::<Vec<Entry>>(&list).unwrap(), entries);
         for entry in &entries {
-            let What::Sparse(size, parts) = &entry.what else { panic!("{entry:?}") };
+            let EntryKind::Sparse(size, parts) = &entry.what else { panic!("{entry:?}") };
             assert!(holes::are_within(parts, *size));
             let is_in = |&(at, len): &Extent| {
                 parts.iter().any(|&(first, more)| first <= at && at + len <= first + more)
@@ -674,7 +674,7 @@ mod tests {
             assert!(extents.iter().all(is_in), "{parts:?}");
         }
         // Names alone are as long as they are.
-        let mut names = vec![entry(&"n".repeat(200), What::Dir); 100];
+        let mut names = vec![entry(&"n".repeat(200), EntryKind::Dir); 100];
         assert!(list_of(&mut names, LONGEST).unwrap().len() as u64 > LONGEST);
     }
 
@@ -699,7 +699,7 @@ mod tests {
         assert!(unpack(&mut bytes.as_slice(), &other, None).is_err());
     }
 
-    fn entry(path: &str, what: What) -> Entry {
+    fn entry(path: &str, what: EntryKind) -> Entry {
         Entry {
             path: path.into(),
             what,
@@ -721,12 +721,12 @@ mod tests {
     /// Nothing is written of what has no room.
     #[test]
     fn no_more_comes_in_than_is_free() {
-        let half = || What::File(u64::MAX / 2);
+        let half = || EntryKind::File(u64::MAX / 2);
         for entries in [
-            vec![entry("a", What::File(1)), entry("b", half())],
+            vec![entry("a", EntryKind::File(1)), entry("b", half())],
             vec![entry("a", half()), entry("b", half()), entry("c", half())],
-            vec![entry("a", What::Parts(u64::MAX, vec![(0, u64::MAX)]))],
-            vec![entry("a", What::Sparse(u64::MAX, vec![(0, u64::MAX)]))],
+            vec![entry("a", EntryKind::Parts(u64::MAX, vec![(0, u64::MAX)]))],
+            vec![entry("a", EntryKind::Sparse(u64::MAX, vec![(0, u64::MAX)]))],
         ] {
             let to = tempfile::tempdir().unwrap();
             let error = unpack(&mut sent(&entries).as_slice(), to.path(), None).unwrap_err();
@@ -743,23 +743,23 @@ mod tests {
         fs::create_dir(before.path().join("came")).unwrap();
         symlink("..", before.path().join("came/up")).unwrap();
         symlink("../secret", before.path().join("came/link")).unwrap();
-        let link = What::Link(outside.path().to_owned().into());
-        let file = |size| What::File(size);
-        let (dir, enter, leave) = (What::Dir, What::Enter, What::Leave);
+        let link = EntryKind::Link(outside.path().to_owned().into());
+        let file = |size| EntryKind::File(size);
+        let (dir, enter, leave) = (EntryKind::Dir, EntryKind::Enter, EntryKind::Leave);
         // What is put into a directory of the job's own, where anything may be.
-        let own = |inside: &[(&str, What)]| {
-            let dirs = ["checkpoint-1", "checkpoint-1/work"].map(|dir| entry(dir, What::Dir));
+        let own = |inside: &[(&str, EntryKind)]| {
+            let dirs = ["checkpoint-1", "checkpoint-1/work"].map(|dir| entry(dir, EntryKind::Dir));
             let inside = inside
                 .iter()
                 .map(|(path, what)| entry(&format!("checkpoint-1/work/{path}"), what.clone()));
             dirs.into_iter().chain(inside).collect::<Vec<_>>()
         };
-        let and = |mut entries: Vec<Entry>, more: &[(&str, What)]| {
+        let and = |mut entries: Vec<Entry>, more: &[(&str, EntryKind)]| {
             entries.extend(more.iter().map(|(path, what)| entry(path, what.clone())));
             entries
         };
-        let all = |entries: &[(&str, What)]| and(Vec::new(), entries);
-        let entered = || own(&[("a", What::Dir), ("a", What::Enter)]);
+        let all = |entries: &[(&str, EntryKind)]| and(Vec::new(), entries);
+        let entered = || own(&[("a", EntryKind::Dir), ("a", EntryKind::Enter)]);
         for entries in [
             all(&[("../x", file(1))]),
             all(&[("/tmp/x", file(1))]),
@@ -767,22 +767,22 @@ mod tests {
             all(&[("a/./../../x", file(1))]),
             own(&[("a", link.clone()), ("a/x", file(1))]),
             all(&[("out", link.clone())]),
-            all(&[("in", What::Fifo)]),
-            all(&[("err", What::Whiteout)]),
+            all(&[("in", EntryKind::Fifo)]),
+            all(&[("err", EntryKind::Whiteout)]),
             all(&[("a", file(0)), ("a", file(1))]),
-            all(&[("a", What::Parts(1, vec![(1 << 40, 1)]))]),
-            all(&[("a", What::Sparse(1, vec![(1 << 40, 1)]))]),
-            all(&[("a", What::There("../secret".into()))]),
-            all(&[("a", What::There(before.path().join("secret").into()))]),
-            all(&[("a", What::There("up/secret".into()))]),
-            all(&[("a", What::There("link".into()))]),
-            all(&[("a", What::There("nothing".into()))]),
-            all(&[("a", What::There("".into()))]),
+            all(&[("a", EntryKind::Parts(1, vec![(1 << 40, 1)]))]),
+            all(&[("a", EntryKind::Sparse(1, vec![(1 << 40, 1)]))]),
+            all(&[("a", EntryKind::There("../secret".into()))]),
+            all(&[("a", EntryKind::There(before.path().join("secret").into()))]),
+            all(&[("a", EntryKind::There("up/secret".into()))]),
+            all(&[("a", EntryKind::There("link".into()))]),
+            all(&[("a", EntryKind::There("nothing".into()))]),
+            all(&[("a", EntryKind::There("".into()))]),
             // What has not come, or is no file, or is reached over a link, has no second name.
-            all(&[("a", What::Same("b".into())), ("b", file(1))]),
-            all(&[("a", What::Same("../../secret".into()))]),
-            all(&[("a", dir.clone()), ("b", What::Same("a".into()))]),
-            own(&[("a", link.clone()), ("b", What::Same("checkpoint-1/work/a".into()))]),
+            all(&[("a", EntryKind::Same("b".into())), ("b", file(1))]),
+            all(&[("a", EntryKind::Same("../../secret".into()))]),
+            all(&[("a", dir.clone()), ("b", EntryKind::Same("a".into()))]),
+            own(&[("a", link.clone()), ("b", EntryKind::Same("checkpoint-1/work/a".into()))]),
             all(&[("run-1", dir.clone()), ("run-1/lock", link.clone())]),
             all(&[("run-1", dir.clone()), ("run-1", enter.clone()), ("lock", link.clone())]),
             all(&[("", leave.clone())]),
@@ -791,7 +791,7 @@ mod tests {
             and(entered(), &[("..", enter.clone())]),
             own(&[("a", enter.clone()), ("x", file(1))]),
             and(own(&[("a", dir), ("a/b", link.clone()), ("a/b", enter)]), &[("x", file(1))]),
-            own(&[("a", What::Dir), ("a/b", link), ("a/b/x", file(1))]),
+            own(&[("a", EntryKind::Dir), ("a/b", link), ("a/b/x", file(1))]),
         ] {
             let bytes = sent(&entries);
             let to = tempfile::tempdir().unwrap();
@@ -806,12 +806,12 @@ mod tests {
     /// They are opened by their names, by the daemon as by the engine, and would be any file of this machine.
     #[test]
     fn links_deep_in_a_checkpoint_are_refused_by_name() {
-        let link = |target: &str| What::Link(target.into());
+        let link = |target: &str| EntryKind::Link(target.into());
         for (path, what) in [
             ("checkpoint-1", link("/etc")),
             ("checkpoint-1/record.json", link("/etc/shadow")),
-            ("checkpoint-1/digests.json", What::Fifo),
-            ("checkpoint-1/durable", What::Whiteout),
+            ("checkpoint-1/digests.json", EntryKind::Fifo),
+            ("checkpoint-1/durable", EntryKind::Whiteout),
             ("checkpoint-1/round-1", link("../checkpoint-0/round-1")),
             ("checkpoint-1/work", link("/etc")),
             ("checkpoint-1/upper", link("work")),
@@ -820,7 +820,7 @@ mod tests {
             ("checkpoint-1/round-1/deep/er/link", link("x")),
             ("checkpoint-x/work/link", link("x")),
             ("work/link", link("x")),
-            ("checkpoint-1/round-1", What::Enter),
+            ("checkpoint-1/round-1", EntryKind::Enter),
             ("checkpoint-1/round-1/parent", link("/etc")),
             ("checkpoint-1/round-1/parent", link("..")),
             ("checkpoint-1/round-1/parent", link("../..")),
@@ -842,7 +842,7 @@ mod tests {
             ("checkpoint-1/round-1/parent", link("../round-0")),
             ("checkpoint-1/round-1/parent", link("../../checkpoint-0/round-3")),
             ("checkpoint-1/work/parent", link("/etc")),
-            ("checkpoint-1/upper/a/b", What::Whiteout),
+            ("checkpoint-1/upper/a/b", EntryKind::Whiteout),
         ] {
             check(&[entry(path, what)]).unwrap();
         }

@@ -26,7 +26,7 @@ use torpor_sys::writeback::write_back;
 
 use crate::files;
 use crate::marks::{self, Attributes, Marks};
-use crate::walk::{Step, Top, Walk, Way};
+use crate::walk::{Step, TreeTop, Walk, Way};
 
 /// File systems on which a file may keep its time when it is written to through a mapping: tmpfs, ramfs, and overlayfs,
 /// which has no pages of its own to write back, and may lie on them.
@@ -56,8 +56,8 @@ pub(crate) fn snapshot(from: &Path, before: Option<&Path>, to: &Path) -> io::Res
     let walk = Walk::of(from).map_err(|errno| failed(from, &Way::default(), errno))?;
     let before = before.filter(|_| tells_of_writes(from));
     fs::DirBuilder::new().mode(0o700).create(to)?;
-    let before = before.and_then(|before| Top::at(before).ok());
-    let root = Top::at(to)?;
+    let before = before.and_then(|before| TreeTop::at(before).ok());
+    let root = TreeTop::at(to)?;
     let mut quiet = |_| Ok(());
     let making = Making::of(to, Manner::AsItIs, &mut quiet);
     // Nothing is left out of such a copy.
@@ -90,7 +90,7 @@ pub(crate) fn for_user(
     }
     let mut whole = |at: &Path| {
         let walk = Walk::of(from).map_err(|errno| failed(from, &Way::default(), errno))?;
-        let root = Top::at(at).map_err(|errno| named(to, &errno.into()))?;
+        let root = TreeTop::at(at).map_err(|errno| named(to, &errno.into()))?;
         let making = Making::of(to, Manner::ForUser { beside: beside.clone() }, copied);
         Copy { from, walk, before: None, to: root, making }.all()
     };
@@ -136,7 +136,7 @@ fn alone<'p>(
     };
     let ((source, name), (target, own)) = (place(from)?, place(to)?);
     // These directories may be reached over links.
-    let open = |dir: &Path| Top::at(&dir.join("."));
+    let open = |dir: &Path| TreeTop::at(&dir.join("."));
     let mut top = open(source).map_err(|errno| named(from, &errno.into()))?;
     let mut root = open(target).map_err(|errno| named(to, &errno.into()))?;
     let way = Way::default();
@@ -148,7 +148,7 @@ fn alone<'p>(
         return Err(io::Error::other(text));
     }
     let mut making = Making::of(target, Manner::ForUser { beside: beside.to_owned() }, copied);
-    let place = Place { from: source, way: &way, dir, before: None, to: at };
+    let place = CopiedDir { from: source, way: &way, dir, before: None, to: at };
     place.entry(&entry, own, &root, &mut making)?;
     Ok(making.left_out.sentence())
 }
@@ -168,7 +168,7 @@ struct Making<'m> {
     /// Where it is.
     at: &'m Path,
     manner: Manner,
-    names: Names,
+    names: HardLinks,
     so_far: Copied,
     /// What keeps something of its own that it was to be given.
     undressed: Option<io::Error>,
@@ -182,7 +182,7 @@ impl<'m> Making<'m> {
         manner: Manner,
         copied: &'m mut dyn FnMut(Copied) -> io::Result<()>,
     ) -> Self {
-        let (names, so_far) = (Names::default(), Copied::default());
+        let (names, so_far) = (HardLinks::default(), Copied::default());
         let left_out = LeftOut::default();
         Self { at, manner, names, so_far, undressed: None, left_out, copied }
     }
@@ -297,7 +297,7 @@ impl LeftOut {
 
 /// Which files of a copy are one file by several names.
 #[derive(Debug, Default)]
-struct Names {
+struct HardLinks {
     /// Directories of the copy that one of those is in.
     dirs: Vec<PathBuf>,
     /// Those that have more names than were seen: which directory the copy is in, its name there, and how many are to come.
@@ -323,7 +323,7 @@ impl Seen {
     }
 }
 
-impl Names {
+impl HardLinks {
     /// Notes the first name of a file that has several. Where paths are long each name becomes a file of its own.
     fn note(&mut self, way: &Way, name: &Path, meta: &Metadata) {
         if meta.nlink() < 2 || way.is_long() {
@@ -354,13 +354,13 @@ impl Names {
 struct Copy<'c> {
     from: &'c Path,
     walk: Walk,
-    before: Option<Top>,
-    to: Top,
+    before: Option<TreeTop>,
+    to: TreeTop,
     making: Making<'c>,
 }
 
 /// A directory of it.
-struct Place<'p> {
+struct CopiedDir<'p> {
     from: &'p Path,
     way: &'p Way,
     dir: File,
@@ -388,7 +388,7 @@ impl Copy<'_> {
                 continue;
             }
             let before = self.before.as_mut().and_then(|top| top.dir(way).ok());
-            let place = Place { from: self.from, way, dir, before, to };
+            let place = CopiedDir { from: self.from, way, dir, before, to };
             let below = place.copy(&self.to, own, &mut self.making)?;
             below.iter().for_each(|name| self.walk.descend(name));
         }
@@ -396,9 +396,9 @@ impl Copy<'_> {
     }
 }
 
-impl Place<'_> {
+impl CopiedDir<'_> {
     /// Copies what is in it; returns the directories among that, which are empty until it is their turn.
-    fn copy(&self, root: &Top, own: Id, making: &mut Making<'_>) -> io::Result<Vec<PathBuf>> {
+    fn copy(&self, root: &TreeTop, own: Id, making: &mut Making<'_>) -> io::Result<Vec<PathBuf>> {
         let mut below = Vec::new();
         let listed = tree::list_with_mounts(&self.dir, Path::new(""));
         let (listed, mounted) = listed.map_err(|errno| failed(self.from, self.way, errno))?;
@@ -427,7 +427,7 @@ impl Place<'_> {
         &self,
         entry: &Entry,
         own: &Path,
-        root: &Top,
+        root: &TreeTop,
         making: &mut Making<'_>,
     ) -> io::Result<()> {
         let Entry { name, meta, link } = entry;
@@ -471,7 +471,7 @@ impl Place<'_> {
         &self,
         entry: &Entry,
         own: &Path,
-        root: &Top,
+        root: &TreeTop,
         making: &mut Making<'_>,
     ) -> bool {
         let meta = &entry.meta;
@@ -494,7 +494,7 @@ impl Place<'_> {
     }
 
     /// Makes a file one more name of the one in the copy before, if that is the same.
-    fn is_shared(&self, Entry { name, meta, .. }: &Entry, names: &mut Names) -> bool {
+    fn is_shared(&self, Entry { name, meta, .. }: &Entry, names: &mut HardLinks) -> bool {
         let Some(before) = &self.before else { return false };
         // A directory may have been a link then.
         let old = tree::open(before, name, OFlags::PATH).map(File::from);
@@ -682,7 +682,7 @@ mod tests {
         let (dir, work) = scene();
         let to = dir.path().join("copied");
         fs::create_dir(&to).unwrap();
-        let (walk, root) = (Walk::of(&work).unwrap(), Top::at(&to).unwrap());
+        let (walk, root) = (Walk::of(&work).unwrap(), TreeTop::at(&to).unwrap());
         let mut quiet = |_| Ok(());
         let making = Making::of(&to, Manner::AsItIs, &mut quiet);
         let mut copy = Copy { from: &work, walk, before: None, to: root, making };
@@ -717,8 +717,8 @@ mod tests {
         let listed = tree::list(&sub, Path::new("")).unwrap().remove(0);
         fs::remove_file(work.join("sub/file")).unwrap();
         drop(marks::make_fifo(&sub, Path::new("file")).unwrap());
-        let place = Place { from: &work, way: &way, dir: sub, before: None, to };
-        let (root, mut quiet) = (Top::at(dir.path()).unwrap(), |_| Ok(()));
+        let place = CopiedDir { from: &work, way: &way, dir: sub, before: None, to };
+        let (root, mut quiet) = (TreeTop::at(dir.path()).unwrap(), |_| Ok(()));
         let mut making = Making::of(dir.path(), Manner::AsItIs, &mut quiet);
         let said = place.entry(&listed, &listed.name, &root, &mut making).unwrap_err().to_string();
         assert!(said.contains("work/sub/file: "), "{said}");
@@ -813,7 +813,7 @@ mod tests {
             println!("left out: no two file systems here have a file of the same number");
             return;
         }
-        let mut names = Names::default();
+        let mut names = HardLinks::default();
         names.note(&Way::default(), Path::new("first"), &proc);
         assert_eq!(names.known(&sys), None);
         assert!(names.known(&fs::metadata("/proc").unwrap()).is_some());

@@ -68,7 +68,7 @@ pub(crate) struct Spec {
     /// program, and what it interprets).
     pub kind: Option<String>,
     /// The container that it is; otherwise it is a process of this machine.
-    pub container: Option<Container>,
+    pub container: Option<ContainerSource>,
     /// A directory that is copied to one of the job's own, where it starts.
     pub input: Option<AnyPath>,
     /// Paths below the job's own directory that are copied back to `dir` at the end.
@@ -78,7 +78,7 @@ pub(crate) struct Spec {
 /// Where the files of a container come from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Container {
+pub(crate) enum ContainerSource {
     /// An image of Podman's store, or one that Podman can take in from files (`oci:DIR`).
     Image(String),
     /// A directory with `config.json` and a root file system.
@@ -217,8 +217,8 @@ impl Spec {
     pub(crate) fn kind(&self) -> String {
         match (&self.kind, &self.container) {
             (Some(kind), _) => kind.clone(),
-            (None, Some(Container::Image(image))) => format!("image {image}"),
-            (None, Some(Container::Bundle(dir))) => format!("bundle {}", dir.display()),
+            (None, Some(ContainerSource::Image(image))) => format!("image {image}"),
+            (None, Some(ContainerSource::Bundle(dir))) => format!("bundle {}", dir.display()),
             (None, None) => kind::of_command(&self.command),
         }
     }
@@ -235,10 +235,10 @@ impl Spec {
             Some(_) if self.user.uid != 0 => {
                 Err("only root may start containers: their programs can be root's".to_owned())
             }
-            Some(Container::Image(image)) if image.is_empty() || image.starts_with('-') => {
+            Some(ContainerSource::Image(image)) if image.is_empty() || image.starts_with('-') => {
                 Err(format!("{image:?} is no name of an image"))
             }
-            Some(Container::Bundle(dir)) if !dir.is_absolute() => {
+            Some(ContainerSource::Bundle(dir)) if !dir.is_absolute() => {
                 Err("the directory of a bundle must be an absolute path".to_owned())
             }
             Some(_) if self.preempt_cmd.is_some() => {
@@ -325,12 +325,12 @@ mod tests {
         assert!(of(&["a\0b"]).check().is_err());
         assert!(Spec { dir: "relative".into(), ..of(&["true"]) }.check().is_err());
         assert!(Spec { artefacts: vec!["../x".into()], ..of(&["true"]) }.check().is_err());
-        let container = Some(Container::Image("shop".into()));
+        let container = Some(ContainerSource::Image("shop".into()));
         let image = Spec { container, command: Vec::new(), ..of(&["true"]) };
         assert_eq!((image.check(), image.kind()), (Ok(()), "image shop".to_owned()));
         let other = User { uid: 7, ..User::default() };
         assert!(Spec { user: other, ..image.clone() }.check().is_err());
-        let container = Some(Container::Bundle("relative".into()));
+        let container = Some(ContainerSource::Bundle("relative".into()));
         assert!(Spec { container, ..image }.check().is_err());
         let rlimits = Rlimits::from([("files".to_owned(), [None, None])]);
         assert!(Spec { rlimits, ..of(&["true"]) }.check().is_err());

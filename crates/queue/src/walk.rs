@@ -91,13 +91,13 @@ impl Way {
 
 /// The top of a tree whose directories are opened by the ways to them.
 #[derive(Debug)]
-pub(crate) struct Top {
+pub(crate) struct TreeTop {
     top: OwnedFd,
     /// Directories on the way to the one that was opened last: how many steps lead to each, and which was the last of them.
     open: Vec<(usize, u64, OwnedFd)>,
 }
 
-impl Top {
+impl TreeTop {
     /// The top at `path`, which nobody else may be able to exchange.
     ///
     /// # Errors
@@ -160,7 +160,7 @@ pub(crate) enum Step {
 /// A walk through all directories of a tree.
 #[derive(Debug)]
 pub(crate) struct Walk {
-    top: Top,
+    top: TreeTop,
     way: Way,
     /// For each directory on the way, the top first, which of those in it are to come.
     left: Vec<Vec<PathBuf>>,
@@ -168,12 +168,12 @@ pub(crate) struct Walk {
 }
 
 impl Walk {
-    /// Begins at the top, as [`Top::at`].
+    /// Begins at the top, as [`TreeTop::at`].
     ///
     /// # Errors
-    /// As [`Top::at`].
+    /// As [`TreeTop::at`].
     pub(crate) fn of(top: &Path) -> Result<Self> {
-        Ok(Self { top: Top::at(top)?, way: Way::default(), left: Vec::new(), last: None })
+        Ok(Self { top: TreeTop::at(top)?, way: Way::default(), left: Vec::new(), last: None })
     }
 
     /// Goes on: into a directory, or out of it.
@@ -268,7 +268,7 @@ pub(crate) mod tests {
     pub(crate) fn bottom(top: &Path, name: &str, depth: usize) -> Result<File> {
         let mut way = Way::default();
         (0..depth).for_each(|_| way.enter(Path::new(name)));
-        Top::at(top)?.dir(&way)
+        TreeTop::at(top)?.dir(&way)
     }
 
     /// With a sibling at each step there is always something to come back to.
@@ -315,7 +315,7 @@ pub(crate) mod tests {
             let at = make(&dir.path().join(first), &name, 40);
             rustix::fs::mkdirat(at, first, Mode::RWXU).unwrap();
         }
-        let (mut top, mut way) = (Top::at(dir.path()).unwrap(), Way::default());
+        let (mut top, mut way) = (TreeTop::at(dir.path()).unwrap(), Way::default());
         for first in ["a", "b", "a"] {
             way.enter(Path::new(first));
             (0..40).for_each(|_| way.enter(Path::new(&name)));

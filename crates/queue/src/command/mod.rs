@@ -69,7 +69,7 @@ pub enum QueueCommand {
     Gitlab(gitlab::Gitlab),
     /// Keep a job (started by the daemon)
     #[command(hide = true, name = shepherd::SHEPHERD)]
-    Shepherd(Shepherd),
+    Shepherd(ShepherdOptions),
     /// Become a job (started by its shepherd)
     #[command(hide = true, name = shepherd::LAUNCH)]
     Launch {
@@ -92,7 +92,7 @@ pub enum QueueCommand {
 
 /// What a shepherd is started with.
 #[derive(Debug, Args)]
-pub struct Shepherd {
+pub struct ShepherdOptions {
     /// The job's directory
     dir: PathBuf,
     /// The number of the run

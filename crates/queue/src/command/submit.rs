@@ -14,7 +14,7 @@ use super::{done, wait};
 use crate::http::Client;
 use crate::name::AnyPath;
 use crate::rlimits;
-use crate::spec::{Container, Limits, MOST_PROCESSORS, Spec, User};
+use crate::spec::{ContainerSource, Limits, MOST_PROCESSORS, Spec, User};
 
 /// How it is used.
 pub(super) const EXAMPLES: &str = "Examples:
@@ -223,8 +223,8 @@ impl JobOptions {
     fn spec(self, wait: bool) -> Result<Spec, String> {
         let here = job_here()?;
         let whole = |path: PathBuf| here.dir.join(path);
-        let bundle = self.bundle.map(|dir| Container::Bundle(whole(dir)));
-        let container = self.image.map(Container::Image).or(bundle);
+        let bundle = self.bundle.map(|dir| ContainerSource::Bundle(whole(dir)));
+        let container = self.image.map(ContainerSource::Image).or(bundle);
         // A container does not get the environment of this process.
         let env = here.env.into_iter().filter(|_| container.is_none());
         let mut env: BTreeMap<String, String> = env.collect();

@@ -6,7 +6,7 @@ use std::path::Path;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use serde_json::{Value, json};
 
-use super::image::{Config, Origin};
+use super::image::{Origin, Start};
 use crate::files::WORK;
 use crate::spec::{Limits, Spec};
 
@@ -43,8 +43,8 @@ pub(super) fn configuration(
     cgroup: &str,
 ) -> io::Result<Value> {
     let mut config = match &origin.config {
-        Config::Bundle(config) => config.clone(),
-        Config::Image(image) => of_image(image, spec, root)?,
+        Start::Bundle(config) => config.clone(),
+        Start::Image(image) => of_image(image, spec, root)?,
     };
     config["root"]["path"] = json!(root);
     let process = &mut config["process"];
@@ -173,7 +173,7 @@ fn entries(root: &Path, name: &str) -> Vec<Vec<String>> {
 mod tests {
     use super::*;
 
-    fn made(origin: Config, spec: &Spec, root: &Path) -> Value {
+    fn made(origin: Start, spec: &Spec, root: &Path) -> Value {
         let origin = Origin { layers: Vec::new(), config: origin };
         configuration(&origin, spec, 7, root, "/torpor-queue/x").unwrap()
     }
@@ -188,14 +188,14 @@ mod tests {
         let limits = Limits { memory: Some(1 << 20), cpu: Some(0.5), ..Limits::default() };
         let env = vec![("A".to_owned(), "2".to_owned())];
         let spec = Spec { limits, env, ..Spec::default() };
-        let config = made(Config::Image(image.clone()), &spec, dir.path());
+        let config = made(Start::Image(image.clone()), &spec, dir.path());
         assert_eq!(config["process"]["args"], json!(["run", "it"]));
         assert_eq!(config["process"]["env"], json!([PATH, "A=1", "A=2", "TORPOR_JOB=7"]));
         assert_eq!(config["process"]["user"], json!({ "uid": 12, "gid": 34, "umask": 0 }));
         assert_eq!(config["linux"]["resources"]["memory"]["limit"], 1 << 20);
         assert_eq!(config["linux"]["resources"]["cpu"]["quota"], 50_000);
         let spec = Spec { command: vec!["that".into()], input: Some("/x".into()), ..spec };
-        let config = made(Config::Image(image), &spec, dir.path());
+        let config = made(Start::Image(image), &spec, dir.path());
         assert_eq!(config["process"]["args"], json!(["run", "that"]));
         assert_eq!(config["process"]["cwd"], WORK);
         assert_eq!(user("ann:build", dir.path()).unwrap(), (12, 56));
@@ -210,7 +210,7 @@ mod tests {
             "linux": { "namespaces": [{ "type": "pid" }, { "type": "network" }] },
         });
         let root = Path::new("/root");
-        let config = made(Config::Bundle(bundle.clone()), &Spec::default(), root);
+        let config = made(Start::Bundle(bundle.clone()), &Spec::default(), root);
         assert_eq!(config["process"]["args"], json!(["own"]));
         assert_eq!(config["process"]["terminal"], false);
         assert_eq!(config["root"]["path"], "/root");
@@ -218,7 +218,7 @@ mod tests {
         let kinds = json!([{ "type": "pid" }, { "type": "network" }, { "type": "mount" }]);
         assert_eq!(config["linux"]["namespaces"], kinds);
         let spec = Spec { command: vec!["other".into()], ..Spec::default() };
-        let config = made(Config::Bundle(bundle), &spec, root);
+        let config = made(Start::Bundle(bundle), &spec, root);
         assert_eq!(config["process"]["args"], json!(["other"]));
     }
 }

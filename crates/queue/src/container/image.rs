@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::none;
-use crate::spec::{Container, Spec};
+use crate::spec::{ContainerSource, Spec};
 
 /// Configurations are no longer, in bytes.
 const MAX_CONFIG: u64 = 1 << 20;
@@ -22,13 +22,13 @@ pub(super) struct Origin {
     /// Directories that lie below the job's own files, the uppermost first.
     pub layers: Vec<PathBuf>,
     /// How it starts.
-    pub config: Config,
+    pub config: Start,
 }
 
 /// How a container starts, as its origin says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Config {
+pub(super) enum Start {
     /// The `config.json` of a bundle.
     Bundle(Value),
     /// The part `Config` of an image.
@@ -40,10 +40,10 @@ impl Origin {
     ///
     /// # Errors
     /// If there is no such bundle or image here.
-    pub(super) fn of(container: &Container) -> io::Result<Self> {
+    pub(super) fn of(container: &ContainerSource) -> io::Result<Self> {
         match container {
-            Container::Bundle(dir) => Self::of_bundle(dir),
-            Container::Image(name) => Self::of_image(name),
+            ContainerSource::Bundle(dir) => Self::of_bundle(dir),
+            ContainerSource::Image(name) => Self::of_image(name),
         }
     }
 
@@ -54,8 +54,8 @@ impl Origin {
             words.filter_map(Value::as_str).map(str::to_owned).collect::<Vec<_>>()
         };
         let (entry, own) = match &self.config {
-            Config::Bundle(config) => (Vec::new(), words(&config["process"]["args"])),
-            Config::Image(image) => (words(&image["Entrypoint"]), words(&image["Cmd"])),
+            Start::Bundle(config) => (Vec::new(), words(&config["process"]["args"])),
+            Start::Image(image) => (words(&image["Entrypoint"]), words(&image["Cmd"])),
         };
         let given = spec.command.clone();
         [entry, if given.is_empty() { own } else { given }].concat()
@@ -73,7 +73,7 @@ impl Origin {
         let root = config["root"]["path"].as_str().ok_or_else(|| wrong("no root.path".into()))?;
         let root = dir.join(root);
         let root = root.canonicalize().map_err(|e| wrong(format!("{}: {e}", root.display())))?;
-        Ok(Self { layers: vec![root], config: Config::Bundle(config) })
+        Ok(Self { layers: vec![root], config: Start::Bundle(config) })
     }
 
     fn of_image(name: &str) -> io::Result<Self> {
@@ -94,7 +94,7 @@ impl Origin {
         let upper = data["UpperDir"].as_str().into_iter();
         let lower = data["LowerDir"].as_str().into_iter().flat_map(|dirs| dirs.split(':'));
         let layers = upper.chain(lower).map(PathBuf::from).collect();
-        Ok(Self { layers, config: Config::Image(image["Config"].clone()) })
+        Ok(Self { layers, config: Start::Image(image["Config"].clone()) })
     }
 }
 
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn a_bundle_names_its_root() {
         let dir = tempfile::tempdir().unwrap();
-        let bundle = Container::Bundle(dir.path().to_owned());
+        let bundle = ContainerSource::Bundle(dir.path().to_owned());
         assert!(Origin::of(&bundle).unwrap_err().to_string().contains("config.json"));
         std::fs::write(dir.path().join("config.json"), "{}").unwrap();
         assert!(Origin::of(&bundle).unwrap_err().to_string().contains("no root.path"));
@@ -131,8 +131,8 @@ mod tests {
 
     #[test]
     fn a_command_takes_the_place_of_what_an_image_or_a_bundle_runs() {
-        let image = |config| Config::Image(config);
-        let bundle = |args| Config::Bundle(json!({ "process": { "args": args } }));
+        let image = |config| Start::Image(config);
+        let bundle = |args| Start::Bundle(json!({ "process": { "args": args } }));
         for (config, given, wanted) in [
             (image(json!({ "Entrypoint": ["a"], "Cmd": ["b"] })), &[][..], &["a", "b"][..]),
             (image(json!({ "Entrypoint": ["a"], "Cmd": ["b"] })), &["c"], &["a", "c"]),

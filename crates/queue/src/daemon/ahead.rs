@@ -18,7 +18,7 @@ use serde_json::json;
 
 use super::core::{Core, Queue};
 use super::disk;
-use super::record::{Destination, Place, Step};
+use super::record::{AheadStep, Destination, Place};
 use super::transfer::can_go_on;
 use crate::bundle;
 use crate::files::{self, JobDir};
@@ -73,11 +73,11 @@ impl Core {
         let durable = record.durable;
         let failed = self.not_before.get(&id).is_some_and(|&until| files::now() < until);
         match self.ahead.get(&id).map(|ahead| ahead.step) {
-            Some(Step::Sending) => {}
-            Some(Step::Saving(seq)) if durable >= Some(seq) => self.send_checkpoint(id),
+            Some(AheadStep::Sending) => {}
+            Some(AheadStep::Saving(seq)) if durable >= Some(seq) => self.send_checkpoint(id),
             // On its way to the disk.
-            Some(Step::Saving(seq)) if record.kept.iter().any(|kept| kept.seq == seq) => {}
-            Some(Step::Due) if !failed => self.save_ahead(id),
+            Some(AheadStep::Saving(seq)) if record.kept.iter().any(|kept| kept.seq == seq) => {}
+            Some(AheadStep::Due) if !failed => self.save_ahead(id),
             None if !failed => {
                 // What a daemon before this one has sent counts for nothing.
                 self.has_sent(id, None);
@@ -90,7 +90,7 @@ impl Core {
     /// Saves a job that runs on.
     fn save_ahead(&mut self, id: JobId) {
         let Some(record) = self.jobs.get(&id) else { return };
-        self.ahead.entry(id).or_default().step = Step::Saving(record.next_checkpoint);
+        self.ahead.entry(id).or_default().step = AheadStep::Saving(record.next_checkpoint);
         let memory = crate::shepherd::cgroups(&self.dir(id)).memory().unwrap_or(0);
         let memory = self.to_save(id, memory, files::now());
         self.saving.insert(id);
@@ -105,7 +105,7 @@ impl Core {
             return;
         };
         if let Some(ahead) = self.ahead.get_mut(&id) {
-            ahead.step = Step::Sending;
+            ahead.step = AheadStep::Sending;
         }
         thread::spawn(move || {
             let sent = send(&queue, id, seq, &destination);
@@ -132,7 +132,7 @@ impl Core {
                 ahead.sent.push(bytes);
                 self.has_sent(id, Some(seq));
                 if is_worth_it(&ahead.sent) {
-                    ahead.step = Step::Due;
+                    ahead.step = AheadStep::Due;
                     self.ahead.insert(id, ahead);
                     // It may be being saved for another reason: then as soon as that is done.
                     return self.send_ahead(id);
@@ -288,7 +288,7 @@ pub(super) fn forget(queue: &Arc<Queue>, key: &str) -> Option<u64> {
 mod tests {
     use super::super::config::Config;
     use super::*;
-    use crate::shepherd::checkpoint::Record;
+    use crate::shepherd::checkpoint::CheckpointRecord;
     use crate::shepherd::message::Order;
     use crate::spec::Spec;
 
@@ -296,7 +296,9 @@ mod tests {
     fn saved(dir: &JobDir, seq: u64, base: Option<u64>, pages: &str) {
         let place = dir.checkpoint(seq);
         fs::create_dir_all(place.join("round-1")).unwrap();
-        let record = serde_json::to_vec(&Record { seq, base, ..Record::default() }).unwrap();
+        let record =
+            serde_json::to_vec(&CheckpointRecord { seq, base, ..CheckpointRecord::default() })
+                .unwrap();
         fs::write(place.join("record.json"), record).unwrap();
         fs::write(place.join("round-1/pages-1.img"), "pages").unwrap();
         digests::take(dir, seq).unwrap();

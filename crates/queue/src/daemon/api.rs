@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::access::Identity;
-use super::core::{Core, Queue, Refusal, Undone};
+use super::core::{Core, NotTaken, Queue, Undone};
 use super::description::{self, OPENAPI, parts};
 use super::follow::Follow;
 use super::record::{Place, Record};
@@ -208,17 +208,17 @@ fn submit(queue: &Arc<Queue>, who: &Identity, request: &Request) -> Response {
         // What becomes of a job is told by what becomes of those that are to run after it.
         let is_seen = |id| core.jobs.get(id).is_some_and(|job| who.may(&job.spec.owner));
         match spec.after.iter().find(|id| !is_seen(id)) {
-            Some(&missing) => Err(Refusal::no_first(missing)),
+            Some(&missing) => Err(NotTaken::no_first(missing)),
             None => core.submit(spec, key),
         }
     });
     match submitted {
         Ok(id) => Response { status: 201, ..Response::json(&accepted(&queue.lock(), id)) },
-        Err(Refusal::Senseless(text)) => Response::problem(400, &text),
-        Err(Refusal::KeyReused) => {
+        Err(NotTaken::Senseless(text)) => Response::problem(400, &text),
+        Err(NotTaken::KeyReused) => {
             Response::problem(422, "another job was submitted under this key")
         }
-        Err(Refusal::Broken(text)) => Response::problem(500, &text),
+        Err(NotTaken::Broken(text)) => Response::problem(500, &text),
     }
 }
 

@@ -20,7 +20,7 @@ use super::prepare::Preparation;
 use super::record::{Ahead, Place, Record};
 use super::refusals::Refused;
 use super::retention::Totals;
-use super::store::{Along, Error, FAILURES, FORGOTTEN, SPEED, Store, USAGE};
+use super::store::{Along, FAILURES, FORGOTTEN, SPEED, Store, StoreError, USAGE};
 use super::withdrawal::{self, WITHDRAWN, Withdrawal};
 use crate::files::{self, JobDir};
 use crate::kind::Group;
@@ -30,7 +30,7 @@ use crate::scheduler::{JobId, Millis, Reason};
 use crate::shepherd;
 use crate::shepherd::message::{self, Exit, LOST, Order};
 use crate::shepherd::pump;
-use crate::spec::{Container, Spec};
+use crate::spec::{ContainerSource, Spec};
 
 /// A daemon: its state, and a bell that rings when it has changed.
 #[derive(Debug)]
@@ -159,7 +159,7 @@ impl Core {
     ///
     /// # Errors
     /// If the database cannot be opened or is damaged.
-    pub(super) fn open(data: PathBuf, mut config: Config) -> Result<Self, Error> {
+    pub(super) fn open(data: PathBuf, mut config: Config) -> Result<Self, StoreError> {
         let store = Store::open(&data.join("queue.db"))?;
         // What had not come to its end comes again.
         let incoming = data.join("incoming");
@@ -279,19 +279,19 @@ impl Core {
     ///
     /// # Errors
     /// If it makes no sense, or cannot be kept; a sentence.
-    pub(super) fn submit(&mut self, mut spec: Spec, key: Option<&str>) -> Result<JobId, Refusal> {
+    pub(super) fn submit(&mut self, mut spec: Spec, key: Option<&str>) -> Result<JobId, NotTaken> {
         let has_class = !spec.class.is_empty();
         if !has_class {
             spec.class.clone_from(&self.config.default_class);
         }
         spec.slots = spec.slots.max(1);
         (spec.limits.usual_pids, spec.limits.usual_disk) = (None, None);
-        spec.check().map_err(Refusal::Senseless)?;
+        spec.check().map_err(NotTaken::Senseless)?;
         // Who has a key is part of it, or others could take it first. Keys of other machines have no such byte.
         let key = key.map(|key| format!("{}\0{key}", spec.owner));
         let key = key.as_deref();
         if let Some(key) = key
-            && let Some((before, id)) = self.store.submitted_as(key).map_err(Refusal::broken)?
+            && let Some((before, id)) = self.store.submitted_as(key).map_err(NotTaken::broken)?
         {
             // This daemon may have another default than the one that was asked first, and its version may write more.
             let before: Option<Spec> = serde_json::from_str(&before).ok();
@@ -301,33 +301,33 @@ impl Core {
                 }
                 before == spec
             });
-            return if is_it { Ok(id) } else { Err(Refusal::KeyReused) };
+            return if is_it { Ok(id) } else { Err(NotTaken::KeyReused) };
         }
         if let Some(missing) = spec.after.iter().find(|id| !self.jobs.contains_key(id)) {
-            return Err(Refusal::no_first(*missing));
+            return Err(NotTaken::no_first(*missing));
         }
         // One that is to run after others may get its input from them.
         if let Some(input) =
             spec.input.as_ref().filter(|dir| spec.after.is_empty() && !dir.is_dir())
         {
             let text = format!("the input {} is no directory on this machine", input.display());
-            return Err(Refusal::Senseless(text));
+            return Err(NotTaken::Senseless(text));
         }
-        if let Some(Container::Bundle(dir)) = &spec.container
+        if let Some(ContainerSource::Bundle(dir)) = &spec.container
             && spec.after.is_empty()
             && !dir.join("config.json").is_file()
         {
             let text = format!("the bundle {} has no config.json on this machine", dir.display());
-            return Err(Refusal::Senseless(text));
+            return Err(NotTaken::Senseless(text));
         }
-        let body = serde_json::to_string(&spec).map_err(|e| Refusal::Broken(e.to_string()))?;
+        let body = serde_json::to_string(&spec).map_err(|e| NotTaken::Broken(e.to_string()))?;
         // What the daemon gives is no part of what was asked for, which a second request must repeat.
         spec.limits.usual_pids = self.config.pids;
         spec.limits.usual_disk = self.config.default_disk;
         let now = files::now();
         let make = |id| Record::new(id, spec, now);
         let record = self.store.add(key.map(|key| (key, body.as_str())), now, make);
-        let record = record.map_err(Refusal::broken)?;
+        let record = record.map_err(NotTaken::broken)?;
         let (id, dir) = (record.id, self.dir(record.id));
         let made = make_dir(&dir, &record.spec);
         let after = record.spec.after.clone();
@@ -351,7 +351,7 @@ impl Core {
     }
 
     /// Keeps a job as it is now, and all that has changed with it, at once.
-    fn keep(&mut self, id: JobId, event: Option<(&str, Value)>) -> Result<(), Error> {
+    fn keep(&mut self, id: JobId, event: Option<(&str, Value)>) -> Result<(), StoreError> {
         let Some(record) = self.jobs.get(&id) else { return Ok(()) };
         let withdrawals = withdrawal::kept_with(&self.withdrawals, &[id]);
         let usage = self.unkept_usage.then_some(&self.usage);
@@ -385,7 +385,7 @@ impl Core {
     ///
     /// # Errors
     /// If the database does not take one of them: the disk is still full.
-    pub(super) fn catch_up(&mut self) -> Result<(), Error> {
+    pub(super) fn catch_up(&mut self) -> Result<(), StoreError> {
         while let Some(&id) = self.unkept.first() {
             self.keep(id, None)?;
             // It may have been forgotten.
@@ -564,14 +564,14 @@ pub(super) enum Undone {
 }
 
 impl Undone {
-    fn unkept(error: Error) -> Self {
+    fn unkept(error: StoreError) -> Self {
         Self::Unkept(error.to_string())
     }
 }
 
 /// Why a job is not taken in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(super) enum NotTaken {
     /// It makes no sense.
     Senseless(String),
     /// Another job was submitted under this key.
@@ -580,8 +580,8 @@ pub(super) enum Refusal {
     Broken(String),
 }
 
-impl Refusal {
-    fn broken(error: Error) -> Self {
+impl NotTaken {
+    fn broken(error: StoreError) -> Self {
         Self::Broken(error.to_string())
     }
 
@@ -620,7 +620,7 @@ mod tests {
         let mut later = open("batch");
         assert_eq!(later.submit(spec(), Some("key")).unwrap(), id);
         for other in [Spec { slots: 7, ..spec() }, Spec { class: "batch".to_owned(), ..spec() }] {
-            assert!(matches!(later.submit(other, Some("key")), Err(Refusal::KeyReused)));
+            assert!(matches!(later.submit(other, Some("key")), Err(NotTaken::KeyReused)));
         }
     }
 }

@@ -179,8 +179,8 @@ mod tests {
         fs::write(dir.err(), "").unwrap();
         let image = |seq: u64| dir.checkpoint(seq).join("round-1/pages-1.img");
         for seq in 1..=4 {
-            let (boot, record) = (checkpoint::boot(), checkpoint::Record::default());
-            let record = checkpoint::Record { seq, boot, ..record };
+            let (boot, record) = (checkpoint::boot(), checkpoint::CheckpointRecord::default());
+            let record = checkpoint::CheckpointRecord { seq, boot, ..record };
             fs::create_dir_all(dir.checkpoint(seq).join("round-1")).unwrap();
             fs::write(image(seq), "pages").unwrap();
             let text = serde_json::to_vec(&record).unwrap();

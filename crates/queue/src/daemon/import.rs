@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::core::{Core, Queue};
 use super::record::{Place, Record};
-use super::store::Error;
+use super::store::StoreError;
 use super::transfer::Handover;
 use super::{ahead, disk};
 use crate::bundle;
@@ -128,7 +128,7 @@ pub(super) fn unpack(job: &[u8], from: &mut dyn Read, place: &Path) -> io::Resul
 
 impl Core {
     /// The job that has come under this key, with all that belongs to it.
-    fn arrived(&self, key: &str) -> Result<Option<JobId>, Error> {
+    fn arrived(&self, key: &str) -> Result<Option<JobId>, StoreError> {
         let known = self.store.submitted_as(key)?.map(|(_, id)| id);
         Ok(known.filter(|id| self.jobs.get(id).is_some_and(|record| !record.arriving)))
     }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::config::Config;
 use super::core::Core;
 use super::record::{Place, Record};
-use super::store::{Error, Store};
+use super::store::{Store, StoreError};
 use crate::files;
 use crate::kind::Group;
 use crate::scheduler::{JobId, Millis};
@@ -44,7 +44,7 @@ impl Peaks {
     ///
     /// # Errors
     /// If the database cannot be read.
-    pub(super) fn read(store: &Store, config: &Config) -> Result<Self, Error> {
+    pub(super) fn read(store: &Store, config: &Config) -> Result<Self, StoreError> {
         let groups = store.fact::<Vec<_>>(FACT)?.unwrap_or_default();
         let groups = groups.into_iter().collect();
         let share = || meminfo("MemTotal:") / 2 / u64::from(config.slots().max(1));
@@ -71,7 +71,7 @@ impl Peaks {
         true
     }
 
-    fn keep(&self, store: &Store) -> Result<(), Error> {
+    fn keep(&self, store: &Store) -> Result<(), StoreError> {
         store.keep_fact(FACT, &self.groups.iter().collect::<Vec<_>>())
     }
 }

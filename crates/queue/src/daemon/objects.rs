@@ -30,7 +30,7 @@ const LONGEST_PAUSE: Millis = 60_000;
 
 /// What is to be done in the object store.
 #[derive(Debug, Clone)]
-enum Task {
+enum StoreTask {
     Put(Box<Put>),
     Remove { id: JobId, name: String },
     Collect,
@@ -47,7 +47,7 @@ struct Put {
 }
 
 /// What came of it.
-enum Done {
+enum StoreEnd {
     Put {
         pieces: Pieces,
         new: u64,
@@ -106,7 +106,7 @@ impl Core {
         }
         let (Some(place), Some(queue)) = (self.place(), self.queue.upgrade()) else { return };
         let Some(task) = self.next_task(now) else { return };
-        if let Task::Put(put) = &task {
+        if let StoreTask::Put(put) = &task {
             let id = put.record.id;
             self.depot.storing = Some((id, put.seq));
             if let Some(record) = self.jobs.get_mut(&id).filter(|record| !record.named) {
@@ -122,12 +122,12 @@ impl Core {
         });
     }
 
-    fn next_task(&mut self, now: Millis) -> Option<Task> {
+    fn next_task(&mut self, now: Millis) -> Option<StoreTask> {
         let unwanted = |job: &&Record| job.named && job.stored.is_none() && job.durable.is_none();
         let is_over = |job: &&Record| matches!(job.place, Place::Ended | Place::Away);
         let gone = |job: &&Record| unwanted(job) || job.named && is_over(job);
         if let Some(job) = self.jobs.values().find(gone) {
-            return Some(Task::Remove { id: job.id, name: self.stored_as(job.id) });
+            return Some(StoreTask::Remove { id: job.id, name: self.stored_as(job.id) });
         }
         let due = self.jobs.values().filter(|job| !is_over(job)).find(|job| {
             let newer = job.durable > job.stored.map(|stored| stored.seq);
@@ -137,17 +137,17 @@ impl Core {
             let (id, seq) = (record.id, record.durable?);
             let (name, dir, recipient) =
                 (self.stored_as(id), self.dir(id), self.style(id).recipient);
-            return Some(Task::Put(Box::new(Put { name, record, dir, seq, recipient })));
+            return Some(StoreTask::Put(Box::new(Put { name, record, dir, seq, recipient })));
         }
         let (is_garbage, since) = self.depot.garbage;
         if is_garbage && now - since >= self.config.shortest_interval {
             self.depot.garbage = (false, now);
-            return Some(Task::Collect);
+            return Some(StoreTask::Collect);
         }
         None
     }
 
-    fn store_done(&mut self, task: Task, done: Result<Done, String>) {
+    fn store_done(&mut self, task: StoreTask, done: Result<StoreEnd, String>) {
         let now = files::now();
         (self.depot.busy, self.depot.storing) = (false, None);
         self.depot.trouble = done.as_ref().err().cloned();
@@ -157,22 +157,22 @@ impl Core {
         };
         self.depot.again = (now + pause, pause);
         match (task, done) {
-            (Task::Put(put), done) => self.put_done(&put, done),
-            (Task::Remove { id, .. }, Ok(_)) => {
+            (StoreTask::Put(put), done) => self.put_done(&put, done),
+            (StoreTask::Remove { id, .. }, Ok(_)) => {
                 if let Some(record) = self.jobs.get_mut(&id) {
                     record.named = false;
                     self.depot.garbage.0 = true;
                     self.save(id, None);
                 }
             }
-            (Task::Remove { .. }, Err(_)) | (Task::Collect, Ok(_)) => {}
-            (Task::Collect, Err(_)) => self.depot.garbage.0 = true,
+            (StoreTask::Remove { .. }, Err(_)) | (StoreTask::Collect, Ok(_)) => {}
+            (StoreTask::Collect, Err(_)) => self.depot.garbage.0 = true,
         }
     }
 
-    fn put_done(&mut self, put: &Put, done: Result<Done, String>) {
+    fn put_done(&mut self, put: &Put, done: Result<StoreEnd, String>) {
         let (id, seq) = (put.record.id, put.seq);
-        if matches!(done, Ok(Done::Adopted)) {
+        if matches!(done, Ok(StoreEnd::Adopted)) {
             return self.give_up(id);
         }
         let Some(record) = self.jobs.get_mut(&id) else { return };
@@ -181,7 +181,7 @@ impl Core {
             && record.failures == put.record.failures
             && record.durable.is_some_and(|durable| durable >= seq);
         let event = match done {
-            Ok(Done::Put { pieces, new }) if counts => {
+            Ok(StoreEnd::Put { pieces, new }) if counts => {
                 record.stored = Some(Stored { seq, saved: put.record.saved });
                 let bytes: u64 = pieces.values().sum();
                 self.depot.pieces.insert(id, pieces);
@@ -300,20 +300,20 @@ impl Core {
     }
 }
 
-impl Task {
-    fn carry_out(&self, place: &Objects) -> Result<Done> {
+impl StoreTask {
+    fn carry_out(&self, place: &Objects) -> Result<StoreEnd> {
         match self {
-            Task::Put(put) => put.carry_out(place),
-            Task::Remove { name, .. } => place.remove(name).map(|_| Done::Other),
-            Task::Collect => place.collect().map(|_| Done::Other),
+            StoreTask::Put(put) => put.carry_out(place),
+            StoreTask::Remove { name, .. } => place.remove(name).map(|_| StoreEnd::Other),
+            StoreTask::Collect => place.collect().map(|_| StoreEnd::Other),
         }
     }
 }
 
 impl Put {
-    fn carry_out(&self, place: &Objects) -> Result<Done> {
+    fn carry_out(&self, place: &Objects) -> Result<StoreEnd> {
         if place.sign(&self.name)?.is_some() {
-            return Ok(Done::Adopted);
+            return Ok(StoreEnd::Adopted);
         }
         let whole = digests::verify(&self.dir, self.seq, Which::All);
         whole.map_err(|damage| Error::new(damage.text))?;
@@ -326,7 +326,7 @@ impl Put {
         let (pieces, new) = place.put(&self.name, &parts)?;
         let noted = files::write_stable(&self.dir.pieces(), &pieces);
         noted.context(|| "note what is stored")?;
-        Ok(Done::Put { pieces, new })
+        Ok(StoreEnd::Put { pieces, new })
     }
 }
 

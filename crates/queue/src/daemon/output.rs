@@ -21,14 +21,14 @@ pub(super) enum Came {
     /// A part of its output.
     Part,
     /// All of it.
-    End(End),
+    End(EndThere),
     /// More than it may write.
     TooMuch,
 }
 
 /// How a job ended there.
 #[derive(Debug, Deserialize)]
-pub(super) struct End {
+pub(super) struct EndThere {
     pub exit: Exit,
     pub note: Option<String>,
     #[serde(default)]
@@ -113,7 +113,7 @@ fn read_into<R: Read>(
             FRAME_END => {
                 files.iter().try_for_each(File::sync_all)?;
                 files::sync_dir(dir.path())?;
-                let end: Option<End> = serde_json::from_slice(&data)?;
+                let end: Option<EndThere> = serde_json::from_slice(&data)?;
                 return Ok(end.map_or(Came::Part, Came::End));
             }
             _ => continue,

@@ -293,7 +293,7 @@ fn remaining(ran: Millis, estimate: Option<Millis>, limit: Option<Millis>) -> Op
 mod tests {
     use super::super::config::Config;
     use super::*;
-    use crate::spec::{Container, Spec};
+    use crate::spec::{ContainerSource, Spec};
 
     #[test]
     fn a_job_ends_when_it_says_or_by_its_limit() {
@@ -319,7 +319,7 @@ mod tests {
         let command = Spec { command: vec!["x".into()], dir: "/".into(), ..Spec::default() };
         let sealed = Spec { class: "sealed".to_owned(), ..command.clone() };
         fs::write(dir.path().join("config.json"), "{}").unwrap();
-        let container = Some(Container::Bundle(dir.path().to_owned()));
+        let container = Some(ContainerSource::Bundle(dir.path().to_owned()));
         let container = Spec { container, ..command.clone() };
         let [command, sealed, container] =
             [command, sealed, container].map(|spec| core.submit(spec, None).unwrap());

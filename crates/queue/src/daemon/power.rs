@@ -15,7 +15,7 @@ use crate::files::{self, JobDir};
 use crate::preemption::Means;
 use crate::scheduler::JobId;
 use crate::shepherd::digests::{self, Which};
-use crate::shepherd::message::{Ending, Exit, Phase, Report, Saved};
+use crate::shepherd::message::{Ending, Exit, Report, RunPhase, Saved};
 use crate::shepherd::{ENDING, checkpoint, read_spec};
 use crate::spec::Spec;
 
@@ -58,7 +58,7 @@ struct Life {
     base: Option<u64>,
 }
 
-struct World {
+struct PoweredMachine {
     data: PathBuf,
     core: Core,
     lives: BTreeMap<JobId, Life>,
@@ -74,7 +74,7 @@ fn open(data: &Path) -> Core {
     Core::open(data.to_owned(), config).unwrap()
 }
 
-impl World {
+impl PoweredMachine {
     fn step(&mut self) {
         self.core.schedule();
         self.begin_runs();
@@ -120,8 +120,12 @@ impl World {
             *synced = (*synced).min(length);
             let life = Life { run: record.run, next, unsettled: Vec::new(), base: None };
             self.lives.insert(id, life);
-            let state =
-                Report::State { job: id, run: record.run, phase: Phase::Running, checkpoint: None };
+            let state = Report::State {
+                job: id,
+                run: record.run,
+                phase: RunPhase::Running,
+                checkpoint: None,
+            };
             self.core.report(id, record.run, state);
         }
     }
@@ -186,12 +190,12 @@ impl World {
         let Some(life) = self.lives.get_mut(&id) else { return };
         let place = dir.checkpoint(seq);
         fs::create_dir(&place).unwrap();
-        let saved = checkpoint::Record {
+        let saved = checkpoint::CheckpointRecord {
             seq,
             written: [fs::metadata(dir.out()).unwrap().len(), 0],
             boot: "the boot before".to_owned(),
             base: life.base.filter(|base| dir.checkpoint(*base).exists()),
-            ..checkpoint::Record::default()
+            ..checkpoint::CheckpointRecord::default()
         };
         fs::write(place.join("image"), life.next.to_string()).unwrap();
         fs::write(place.join("record.json"), serde_json::to_vec(&saved).unwrap()).unwrap();
@@ -327,7 +331,7 @@ fn power_cuts_lose_nothing_and_double_nothing() {
     let dir = if place.is_dir() { tempfile::tempdir_in(place) } else { tempfile::tempdir() };
     let dir = dir.unwrap();
     fs::create_dir(dir.path().join("jobs")).unwrap();
-    let mut world = World {
+    let mut world = PoweredMachine {
         data: dir.path().to_owned(),
         core: open(dir.path()),
         lives: BTreeMap::new(),

@@ -198,14 +198,14 @@ pub(crate) struct Unwoken {
 #[derive(Debug, Default)]
 pub(crate) struct Ahead {
     /// What is being done.
-    pub step: Step,
+    pub step: AheadStep,
     /// How many bytes were sent, each time before.
     pub sent: Vec<u64>,
 }
 
 /// What is being done for a job that goes to another machine while it runs.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum AheadStep {
     /// The job is to be saved.
     #[default]
     Due,

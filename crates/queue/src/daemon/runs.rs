@@ -13,7 +13,7 @@ use crate::preemption::Dirt;
 use crate::scheduler::{JobId, Millis};
 use crate::shepherd::checkpoint;
 use crate::shepherd::digests::Damage;
-use crate::shepherd::message::{Order, Phase, Report, Saved};
+use crate::shepherd::message::{Order, Report, RunPhase, Saved};
 
 /// A checkpoint that so many shepherds in a row could not bring back is left as it is until somebody has
 /// seen to the cause.
@@ -77,11 +77,11 @@ impl Core {
 
     /// How a job is, when its shepherd is met for the first time or the daemon's view was
     /// old.
-    fn found(&mut self, id: JobId, phase: Phase, checkpoint: Option<u64>) {
+    fn found(&mut self, id: JobId, phase: RunPhase, checkpoint: Option<u64>) {
         self.met(id);
         match phase {
             // Another order would not be heard.
-            Phase::Saving => self.saving.insert(id),
+            RunPhase::Saving => self.saving.insert(id),
             // What was ordered is done, or was not for how the job is.
             _ => self.saving.remove(&id),
         };
@@ -90,12 +90,12 @@ impl Core {
         record.shepherd = true;
         let place = record.place;
         let unheard = durable > record.durable;
-        if phase == Phase::Asleep && place == Place::Leaving
-            || phase == Phase::Stopped && place == Place::Stopping
+        if phase == RunPhase::Asleep && place == Place::Leaving
+            || phase == RunPhase::Stopped && place == Place::Stopping
         {
             // It has given way while there was no daemon to hear of it. How long that took nobody knows.
             record.preemptions += 1;
-            if let Some(seq) = checkpoint.filter(|_| phase == Phase::Asleep) {
+            if let Some(seq) = checkpoint.filter(|_| phase == RunPhase::Asleep) {
                 record.saved = record.ran;
                 record.keep(seq, record.saved);
             }
@@ -105,17 +105,17 @@ impl Core {
             record.started = Some(files::now());
         }
         match (phase, place) {
-            (Phase::Running, Place::Running) | (Phase::Saving, _) => {
+            (RunPhase::Running, Place::Running) | (RunPhase::Saving, _) => {
                 self.save(id, None);
                 self.pass_kept_signals(id);
             }
-            (Phase::Running, _) if first => self.go(id, Place::Running, "started", json!({})),
-            (Phase::Running, _) => self.runs_again(id),
-            (Phase::Stopped, Place::Stopped) => self.save(id, None),
-            (Phase::Stopped, _) => self.go(id, Place::Stopped, "stopped", json!({})),
-            (Phase::Asleep, Place::Asleep) => self.save(id, None),
-            (Phase::Asleep, _) => self.go(id, Place::Asleep, "asleep", json!({})),
-            (Phase::Waking, _) => self.go(id, Place::Waking, "waking", json!({})),
+            (RunPhase::Running, _) if first => self.go(id, Place::Running, "started", json!({})),
+            (RunPhase::Running, _) => self.runs_again(id),
+            (RunPhase::Stopped, Place::Stopped) => self.save(id, None),
+            (RunPhase::Stopped, _) => self.go(id, Place::Stopped, "stopped", json!({})),
+            (RunPhase::Asleep, Place::Asleep) => self.save(id, None),
+            (RunPhase::Asleep, _) => self.go(id, Place::Asleep, "asleep", json!({})),
+            (RunPhase::Waking, _) => self.go(id, Place::Waking, "waking", json!({})),
         }
         if let Some(seq) = durable.filter(|_| unheard) {
             self.durable(id, seq);
@@ -351,29 +351,31 @@ mod tests {
         core.jobs.get_mut(&id).unwrap().ran = 700;
         core.saving.insert(id);
         let state = |phase, checkpoint| Report::State { job: id, run: 2, phase, checkpoint };
-        core.report(id, 2, state(Phase::Asleep, Some(3)));
+        core.report(id, 2, state(RunPhase::Asleep, Some(3)));
         let job = &core.jobs[&id];
         assert_eq!((job.place, job.preemptions, job.durable), (Place::Asleep, 1, Some(3)));
         assert_eq!((job.saved, core.saving.len()), (700, 0));
         // What is told again counts once, and a checkpoint that is not on disk yet does not.
-        core.report(id, 2, state(Phase::Asleep, Some(4)));
+        core.report(id, 2, state(RunPhase::Asleep, Some(4)));
         let job = &core.jobs[&id];
         assert_eq!((job.preemptions, job.durable), (1, Some(3)));
         // One that is being saved is not to be saved meanwhile.
         let (_dir, mut core, id) = daemon(Place::Running);
-        core.report(id, 2, state(Phase::Saving, None));
+        core.report(id, 2, state(RunPhase::Saving, None));
         assert!(core.saving.contains(&id));
         let saved = Saved { seq: 4, ..Saved::default() };
         core.report(id, 2, Report::Saved(saved));
         assert!(core.saving.is_empty());
         let (_dir, mut core, id) = daemon(Place::Stopping);
-        core.report(id, 2, state(Phase::Stopped, None));
+        core.report(id, 2, state(RunPhase::Stopped, None));
         assert_eq!((core.jobs[&id].place, core.jobs[&id].preemptions), (Place::Stopped, 1));
     }
 
     #[test]
     fn a_new_daemon_does_not_make_a_job_wait_from_the_beginning() {
-        for (place, phase) in [(Place::Asleep, Phase::Asleep), (Place::Stopped, Phase::Stopped)] {
+        for (place, phase) in
+            [(Place::Asleep, RunPhase::Asleep), (Place::Stopped, RunPhase::Stopped)]
+        {
             let (_dir, mut core, id) = daemon(place);
             core.jobs.get_mut(&id).unwrap().since = 7;
             core.schedule_nothing_yet(&[id]);
@@ -530,7 +532,11 @@ mod tests {
             let place = dir.checkpoint(seq);
             std::fs::create_dir(&place).unwrap();
             let base = (seq > 1).then(|| seq - 1);
-            let record = checkpoint::Record { seq, base, ..checkpoint::Record::default() };
+            let record = checkpoint::CheckpointRecord {
+                seq,
+                base,
+                ..checkpoint::CheckpointRecord::default()
+            };
             let text = serde_json::to_vec(&record).unwrap();
             std::fs::write(place.join("record.json"), text).unwrap();
             std::fs::write(dir.durable(seq), "").unwrap();
@@ -550,7 +556,7 @@ mod tests {
         let (_dir, mut core, id) = daemon(Place::Running);
         let before = core.jobs[&id].clone();
         let say = |core: &mut Core, run: u64| {
-            let state = Report::State { job: id, run, phase: Phase::Asleep, checkpoint: None };
+            let state = Report::State { job: id, run, phase: RunPhase::Asleep, checkpoint: None };
             let saved = Saved { seq: 9, ended_tasks: true, ..Saved::default() };
             core.report(id, run, state);
             core.report(id, run, Report::Saved(saved));

@@ -20,7 +20,7 @@ use crate::scheduler::{JobId, Millis};
 
 /// What can be wrong with the state.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Error {
+pub(super) enum StoreError {
     /// The database.
     #[error("the state of the queue: {0}")]
     Database(#[from] rusqlite::Error),
@@ -32,7 +32,7 @@ pub(super) enum Error {
     Damaged(#[from] serde_json::Error),
 }
 
-impl Error {
+impl StoreError {
     /// Whether a sync may have failed. A disk that is full says so before anything is synced.
     fn leaves_doubt(&self) -> bool {
         let Self::Database(error) = self else { return false };
@@ -116,7 +116,7 @@ impl Store {
     ///
     /// # Errors
     /// If the directory cannot be written to, or what is there is no database or a damaged one.
-    pub(super) fn open(path: &Path) -> Result<Self, Error> {
+    pub(super) fn open(path: &Path) -> Result<Self, StoreError> {
         // It holds the environment of all jobs. What SQLite puts beside it gets the same mode.
         for end in ["", "-wal", "-shm"] {
             let mut file = path.as_os_str().to_owned();
@@ -136,20 +136,23 @@ impl Store {
     }
 
     /// Writes something.
-    fn write<T>(&self, work: impl FnOnce(&Connection) -> Result<T, Error>) -> Result<T, Error> {
+    fn write<T>(
+        &self,
+        work: impl FnOnce(&Connection) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
         if self.in_doubt.get() {
             self.sync_anew()?;
         }
         let written = work(&self.db);
-        self.in_doubt.set(written.as_ref().is_err_and(Error::leaves_doubt));
+        self.in_doubt.set(written.as_ref().is_err_and(StoreError::leaves_doubt));
         written
     }
 
     /// Makes a change as a whole, or not at all.
     fn change<T>(
         &self,
-        work: impl FnOnce(&rusqlite::Transaction<'_>) -> Result<T, Error>,
-    ) -> Result<T, Error> {
+        work: impl FnOnce(&rusqlite::Transaction<'_>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
         self.write(|db| {
             let change = db.unchecked_transaction()?;
             let made = work(&change)?;
@@ -159,7 +162,7 @@ impl Store {
     }
 
     /// Puts all that the log holds into the database, and begins the log anew.
-    fn sync_anew(&self) -> Result<(), Error> {
+    fn sync_anew(&self) -> Result<(), StoreError> {
         let checkpoint = "PRAGMA wal_checkpoint(TRUNCATE)";
         let is_held_up: bool = self.db.query_row(checkpoint, [], |row| row.get(0))?;
         if is_held_up {
@@ -174,7 +177,7 @@ impl Store {
     ///
     /// # Errors
     /// If the database cannot be read, or the record of a job is damaged.
-    pub(super) fn jobs(&self) -> Result<Vec<Record>, Error> {
+    pub(super) fn jobs(&self) -> Result<Vec<Record>, StoreError> {
         let mut query = self.db.prepare("SELECT record FROM jobs ORDER BY id")?;
         let rows = query.query_map([], |row| row.get::<_, String>(0))?;
         rows.map(|row| Ok(serde_json::from_str(&row?)?)).collect()
@@ -189,7 +192,7 @@ impl Store {
         key: Option<(&str, &str)>,
         now: Millis,
         make: impl FnOnce(JobId) -> Record,
-    ) -> Result<Record, Error> {
+    ) -> Result<Record, StoreError> {
         self.change(|change| {
             change.execute("INSERT INTO jobs (record) VALUES ('')", [])?;
             let id = change.last_insert_rowid();
@@ -210,7 +213,7 @@ impl Store {
     ///
     /// # Errors
     /// If the database cannot be read.
-    pub(super) fn submitted_as(&self, key: &str) -> Result<Option<(String, JobId)>, Error> {
+    pub(super) fn submitted_as(&self, key: &str) -> Result<Option<(String, JobId)>, StoreError> {
         let mut query = self.db.prepare("SELECT body, job FROM keys WHERE key = ?1")?;
         Ok(query
             .query_row([key], |row| Ok((row.get(0)?, row.get::<_, i64>(1)?)))
@@ -228,7 +231,7 @@ impl Store {
         now: Millis,
         event: Option<(&str, serde_json::Value)>,
         along: Along<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), StoreError> {
         self.change(|change| {
             let text = serde_json::to_string(record)?;
             let id = i64::try_from(record.id).unwrap_or(i64::MAX);
@@ -256,7 +259,7 @@ impl Store {
         ids: &[JobId],
         totals: &Totals,
         withdrawals: Option<&[&Withdrawal]>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), StoreError> {
         self.change(|change| {
             for &id in ids {
                 let id = i64::try_from(id).unwrap_or(i64::MAX);
@@ -281,7 +284,7 @@ impl Store {
         job: Option<JobId>,
         seq: i64,
         most: u32,
-    ) -> Result<Vec<Event>, Error> {
+    ) -> Result<Vec<Event>, StoreError> {
         let job = job.map(|job| i64::try_from(job).unwrap_or(i64::MAX));
         let mut query = self.db.prepare(
             "SELECT seq, at, job, run, kind, data FROM events
@@ -294,7 +297,11 @@ impl Store {
     ///
     /// # Errors
     /// If the database cannot be read, or an event in it is damaged.
-    pub(super) fn newest_events(&self, job: JobId, most: u32) -> Result<(Vec<Event>, u64), Error> {
+    pub(super) fn newest_events(
+        &self,
+        job: JobId,
+        most: u32,
+    ) -> Result<(Vec<Event>, u64), StoreError> {
         let job = i64::try_from(job).unwrap_or(i64::MAX);
         let count = "SELECT count(*) FROM events WHERE job = ?1";
         let count: i64 = self.db.query_row(count, [job], |row| row.get(0))?;
@@ -312,7 +319,7 @@ impl Store {
     ///
     /// # Errors
     /// If the database cannot be read.
-    pub(super) fn has_happened(&self, job: JobId, kinds: [&str; 3]) -> Result<bool, Error> {
+    pub(super) fn has_happened(&self, job: JobId, kinds: [&str; 3]) -> Result<bool, StoreError> {
         let job = i64::try_from(job).unwrap_or(i64::MAX);
         let [a, b, c] = kinds;
         let sql = "SELECT EXISTS (SELECT 1 FROM events WHERE job = ?1 AND kind IN (?2, ?3, ?4))";
@@ -323,7 +330,7 @@ impl Store {
     ///
     /// # Errors
     /// If the database cannot be read, or the fact is damaged.
-    pub(super) fn fact<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, Error> {
+    pub(super) fn fact<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, StoreError> {
         let mut query = self.db.prepare("SELECT value FROM facts WHERE name = ?1")?;
         let text: Option<String> = query.query_row([name], |row| row.get(0)).optional()?;
         Ok(text.map(|text| serde_json::from_str(&text)).transpose()?)
@@ -333,7 +340,7 @@ impl Store {
     ///
     /// # Errors
     /// If the database cannot be written to.
-    pub(super) fn keep_fact(&self, name: &str, value: &impl Serialize) -> Result<(), Error> {
+    pub(super) fn keep_fact(&self, name: &str, value: &impl Serialize) -> Result<(), StoreError> {
         self.write(|db| keep_fact(db, name, value))
     }
 
@@ -346,7 +353,7 @@ impl Store {
         speed: &Speed,
         usage: &Usage,
         failures: &Failures,
-    ) -> Result<(), Error> {
+    ) -> Result<(), StoreError> {
         self.change(|change| {
             keep_fact(change, SPEED, speed)?;
             keep_fact(change, USAGE, usage)?;
@@ -359,7 +366,7 @@ impl Store {
     ///
     /// # Errors
     /// If the database cannot be written to.
-    pub(super) fn try_to_write(&self, now: Millis) -> Result<(), Error> {
+    pub(super) fn try_to_write(&self, now: Millis) -> Result<(), StoreError> {
         self.db.execute_batch(UNSYNCED)?;
         let written = self.keep_fact("asked", &now);
         self.db.execute_batch(SYNCED)?;
@@ -370,7 +377,7 @@ impl Store {
     ///
     /// # Errors
     /// If the database cannot be read.
-    pub(super) fn refusals(&self) -> Result<Vec<(Group, Refused)>, Error> {
+    pub(super) fn refusals(&self) -> Result<Vec<(Group, Refused)>, StoreError> {
         let sql = "SELECT owner, project, kind, at, version, why FROM refusals";
         let mut query = self.db.prepare(sql)?;
         let rows = query.query_map([], |row| {
@@ -384,7 +391,7 @@ impl Store {
     ///
     /// # Errors
     /// If the database cannot be written to.
-    pub(super) fn keep_refusal(&self, group: &Group, refused: &Refused) -> Result<(), Error> {
+    pub(super) fn keep_refusal(&self, group: &Group, refused: &Refused) -> Result<(), StoreError> {
         let Group { owner, project, kind } = group;
         let Refused { at, version, why } = refused;
         let sql = "INSERT OR REPLACE INTO refusals (owner, project, kind, at, version, why)
@@ -397,14 +404,14 @@ impl Store {
     ///
     /// # Errors
     /// If the database cannot be written to.
-    pub(super) fn lift_refusal(&self, group: &Group) -> Result<(), Error> {
+    pub(super) fn lift_refusal(&self, group: &Group) -> Result<(), StoreError> {
         let sql = "DELETE FROM refusals WHERE owner = ?1 AND project = ?2 AND kind = ?3";
         self.write(|db| Ok(db.execute(sql, params![group.owner, group.project, group.kind])?))?;
         Ok(())
     }
 }
 
-fn read_events(mut rows: rusqlite::Rows<'_>) -> Result<Vec<Event>, Error> {
+fn read_events(mut rows: rusqlite::Rows<'_>) -> Result<Vec<Event>, StoreError> {
     let mut found = Vec::new();
     while let Some(row) = rows.next()? {
         found.push(Event {
@@ -419,7 +426,7 @@ fn read_events(mut rows: rusqlite::Rows<'_>) -> Result<Vec<Event>, Error> {
     Ok(found)
 }
 
-fn keep_fact(db: &Connection, name: &str, value: &impl Serialize) -> Result<(), Error> {
+fn keep_fact(db: &Connection, name: &str, value: &impl Serialize) -> Result<(), StoreError> {
     let text = serde_json::to_string(value)?;
     let sql = "INSERT INTO facts (name, value) VALUES (?1, ?2)
                ON CONFLICT (name) DO UPDATE SET value = ?2";
@@ -433,7 +440,7 @@ fn insert(
     now: Millis,
     kind: &str,
     data: &serde_json::Value,
-) -> Result<(), Error> {
+) -> Result<(), StoreError> {
     let run = i64::try_from(record.run).unwrap_or(i64::MAX);
     let id = i64::try_from(record.id).unwrap_or(i64::MAX);
     let sql = "INSERT INTO events (at, job, run, kind, data) VALUES (?1, ?2, ?3, ?4, ?5)";

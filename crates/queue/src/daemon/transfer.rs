@@ -18,7 +18,7 @@ use signal_hook::consts::SIGKILL;
 
 use super::core::{Core, Queue};
 use super::follow::{FRAME_PAUSE, FRAME_SILENCE};
-use super::output::{self, Came, End};
+use super::output::{self, Came, EndThere};
 use super::record::{Destination, Place, Record};
 use super::store::RAN;
 use super::{disk, pool};
@@ -363,7 +363,7 @@ impl Transfer {
         client: &Client,
         job: JobId,
         room: Option<u64>,
-        end: End,
+        end: EndThere,
     ) -> Result<bool, String> {
         let shown = client.json("GET", &format!("/v1/jobs/{job}"), b"")?;
         if never_ran(&shown) && end.cancelled.is_none() {
@@ -455,7 +455,7 @@ impl Transfer {
     }
 
     /// Whether what is here of its output may be of runs that do not count.
-    fn note_rewritten(&self, end: &End) -> bool {
+    fn note_rewritten(&self, end: &EndThere) -> bool {
         let mut core = self.queue.lock();
         let record = core.jobs.get_mut(&self.id);
         record.is_some_and(|record| {

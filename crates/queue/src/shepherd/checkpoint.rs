@@ -15,7 +15,7 @@ pub(super) const RECORD: &str = "record.json";
 
 /// What is kept beside the images of a checkpoint.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Record {
+pub(crate) struct CheckpointRecord {
     /// The number of the checkpoint.
     pub seq: u64,
     /// The job's first process, in its pid namespace.
@@ -84,7 +84,7 @@ pub(crate) fn settle(dir: &JobDir, seq: u64) -> io::Result<()> {
 ///
 /// # Errors
 /// If there is none, or it is damaged.
-pub(crate) fn record(checkpoint: &Path) -> io::Result<Record> {
+pub(crate) fn record(checkpoint: &Path) -> io::Result<CheckpointRecord> {
     Ok(serde_json::from_slice(&fs::read(checkpoint.join(RECORD))?)?)
 }
 

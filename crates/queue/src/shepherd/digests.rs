@@ -307,8 +307,12 @@ mod tests {
         let place = dir.checkpoint(seq);
         fs::create_dir_all(place.join("round-1")).unwrap();
         fs::create_dir_all(place.join("work/sub")).unwrap();
-        let record =
-            checkpoint::Record { seq, base, written: [3, 0], ..checkpoint::Record::default() };
+        let record = checkpoint::CheckpointRecord {
+            seq,
+            base,
+            written: [3, 0],
+            ..checkpoint::CheckpointRecord::default()
+        };
         fs::write(place.join("record.json"), serde_json::to_vec(&record).unwrap()).unwrap();
         fs::write(place.join("round-1/core-1.img"), format!("core {seq}")).unwrap();
         fs::write(place.join("round-1/pages-1.img"), format!("pages {seq}")).unwrap();

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use torpor_kernel::proc;
 use torpor_worker::{Class, Event, Job, Outcome, Worker};
 
-use super::checkpoint::{self, Record, boot};
+use super::checkpoint::{self, CheckpointRecord, boot};
 use super::digests::{self, Which};
 use super::message::{Saved, Style};
 use super::pump::{Input, Output};
@@ -63,7 +63,7 @@ pub(crate) const PAGER: &str = "torpor-lazy";
 /// A checkpoint that the next one can build on: changes of memory are counted since.
 #[derive(Debug, Clone)]
 pub(crate) struct Base {
-    record: Record,
+    record: CheckpointRecord,
     at: Instant,
 }
 
@@ -92,7 +92,7 @@ pub(crate) enum SaveEnd {
 }
 
 /// A checkpoint that was made, and what the next one can build on.
-type Done = (Saved, Option<Box<Base>>);
+type SavedOnBase = (Saved, Option<Box<Base>>);
 
 /// What is to be saved.
 #[derive(Debug)]
@@ -155,7 +155,7 @@ impl Save {
     /// Whether nobody says what became of a job that was to end when it was saved, and it does end. Its record is there as
     /// soon as the images are complete, and nothing of it ends before. A moment later either all of it ends or all of it
     /// goes on, whatever becomes of the worker.
-    fn is_lost(&self, done: &io::Result<Result<Done, Outcome>>, dir: &Path) -> bool {
+    fn is_lost(&self, done: &io::Result<Result<SavedOnBase, Outcome>>, dir: &Path) -> bool {
         let unsaid = match done {
             Ok(Ok(_)) => false,
             Ok(Err(outcome)) => outcome.class == Class::Died,
@@ -182,7 +182,7 @@ impl Save {
         })
     }
 
-    fn save(&self, dir: &Path) -> io::Result<Result<Done, Outcome>> {
+    fn save(&self, dir: &Path) -> io::Result<Result<SavedOnBase, Outcome>> {
         fs::DirBuilder::new().mode(0o700).create(dir)?;
         let base = self.usable_base();
         let mut before = base.map(|base| {
@@ -197,7 +197,7 @@ impl Save {
             before = Some(name);
         }
         let name = format!("round-{}", self.rounds + 1);
-        let mut record = Record {
+        let mut record = CheckpointRecord {
             images: name.clone().into(),
             base: base.map(|base| base.record.seq),
             depth: base.map_or(0, |base| base.record.depth + 1),
@@ -248,7 +248,7 @@ impl Save {
         Ok(())
     }
 
-    fn record(&self) -> io::Result<Record> {
+    fn record(&self) -> io::Result<CheckpointRecord> {
         let pipes = [
             self.streams.input.as_ref().map_or(Ok(0), |input| input.inode())?,
             self.streams.out.inode()?,
@@ -256,11 +256,18 @@ impl Save {
         ];
         let (seq, root) = (self.seq, self.root);
         let memory = self.cgroups.memory().unwrap_or(0);
-        Ok(Record { seq, root, pipes, memory, boot: boot(), ..Record::default() })
+        Ok(CheckpointRecord {
+            seq,
+            root,
+            pipes,
+            memory,
+            boot: boot(),
+            ..CheckpointRecord::default()
+        })
     }
 
     /// Says that the checkpoint is complete.
-    fn note(&self, record: &Record) -> io::Result<()> {
+    fn note(&self, record: &CheckpointRecord) -> io::Result<()> {
         let place = self.dir.checkpoint(self.seq).join(checkpoint::RECORD);
         fs::write(place, serde_json::to_vec(record)?)
     }
@@ -317,7 +324,7 @@ impl Save {
         dir: &Path,
         name: &str,
         before: Option<&str>,
-        record: &mut Record,
+        record: &mut CheckpointRecord,
     ) -> io::Result<Outcome> {
         let images = dir.join(name);
         fs::create_dir(&images)?;

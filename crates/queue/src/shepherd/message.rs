@@ -66,7 +66,7 @@ pub(crate) struct Style {
 /// How the job is, as a shepherd tells everyone who connects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Phase {
+pub(crate) enum RunPhase {
     /// It runs, or is about to.
     Running,
     /// It is frozen, with its memory.
@@ -185,7 +185,7 @@ pub(crate) enum Report {
         /// Its run.
         run: u64,
         /// How the job is.
-        phase: Phase,
+        phase: RunPhase,
         /// The checkpoint that it sleeps in or was last saved as.
         checkpoint: Option<u64>,
     },

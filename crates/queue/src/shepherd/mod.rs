@@ -41,9 +41,9 @@ use crate::cgroup::Cgroups;
 use crate::container::Container;
 use crate::files::JobDir;
 use crate::spec::Spec;
-use checkpoint::Record;
+use checkpoint::CheckpointRecord;
 use engine::{Base, NotWoken, SaveEnd, Streams};
-use message::{Exit, Order, Phase, Report};
+use message::{Exit, Order, Report, RunPhase};
 use pump::{Input, Output};
 
 /// The hidden subcommand that is a shepherd.
@@ -113,7 +113,7 @@ struct Shepherd {
     streams: Streams,
     inputs: Sender<Happening>,
     daemon: Option<UnixStream>,
-    phase: Phase,
+    phase: RunPhase,
     /// Whether the job is frozen for the time of a checkpoint that is to be kept.
     was_stopped: bool,
     /// The job's first process.
@@ -147,7 +147,7 @@ impl Shepherd {
     fn new(
         dir: JobDir,
         run: u64,
-        from: Option<&Record>,
+        from: Option<&CheckpointRecord>,
         base: [u64; 2],
         inputs: Sender<Happening>,
     ) -> io::Result<Self> {
@@ -176,7 +176,7 @@ impl Shepherd {
             streams,
             inputs,
             daemon: None,
-            phase: Phase::Running,
+            phase: RunPhase::Running,
             was_stopped: false,
             root: 0,
             ran: false,
@@ -271,7 +271,7 @@ impl Shepherd {
     /// How the job ended, once that is sure. While it is saved or brought back, its first
     /// process may end because of that.
     fn is_over(&self) -> Option<Exit> {
-        let settled = matches!(self.phase, Phase::Running | Phase::Stopped);
+        let settled = matches!(self.phase, RunPhase::Running | RunPhase::Stopped);
         // Whether it has given way depends on what comes of its command.
         let is_told = self.vacating != Some(Vacating::AtWork) || self.out_of_disk;
         self.exit.filter(|_| settled && is_told)
@@ -287,7 +287,7 @@ impl Shepherd {
     /// and orphans. Workers are children of other threads.
     fn reap(&mut self) {
         use torpor_sys::process::{Status, wait_any};
-        if self.container.is_some() && self.phase == Phase::Waking {
+        if self.container.is_some() && self.phase == RunPhase::Waking {
             // Which process is its first one is known when it is back.
             return;
         }

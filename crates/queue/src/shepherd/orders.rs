@@ -14,7 +14,7 @@ use crate::spec::Spec;
 use super::checkpoint;
 use super::engine::{NotWoken, Save, SaveEnd, Wake, is_memory_coming};
 use super::launch::start_as;
-use super::message::{Exit, Order, Phase, Report, Style};
+use super::message::{Exit, Order, Report, RunPhase, Style};
 use super::{Happening, Shepherd, Vacating, micros};
 
 /// How long to wait before a checkpoint is put on stable storage again, after that has failed.
@@ -26,16 +26,16 @@ impl Shepherd {
     pub(super) fn order(&mut self, order: Order) {
         match (order, self.phase) {
             (Order::Signal { signal, group }, _) => self.signal(signal, group),
-            (Order::Stop, Phase::Running) => self.stop(),
-            (Order::Continue, Phase::Stopped) => self.go_on(),
+            (Order::Stop, RunPhase::Running) => self.stop(),
+            (Order::Continue, RunPhase::Stopped) => self.go_on(),
             (
                 Order::Checkpoint { seq, keep, rounds, deep, style },
-                Phase::Running | Phase::Stopped,
+                RunPhase::Running | RunPhase::Stopped,
             ) => self.save(seq, keep, rounds, deep, style),
-            (Order::Restore, Phase::Asleep) => self.wake(false),
-            (Order::PreemptCommand { timeout }, Phase::Running) => self.vacate(timeout),
+            (Order::Restore, RunPhase::Asleep) => self.wake(false),
+            (Order::PreemptCommand { timeout }, RunPhase::Running) => self.vacate(timeout),
             (Order::Kill, _) => self.kill(),
-            (order, Phase::Saving) => self.deferred = Some(order),
+            (order, RunPhase::Saving) => self.deferred = Some(order),
             _ => self.tell_state(),
         }
     }
@@ -47,12 +47,12 @@ impl Shepherd {
 
     fn kill(&mut self) {
         self.exit = Some(Exit::Signal(Signal::KILL.as_raw()));
-        self.phase = Phase::Running;
+        self.phase = RunPhase::Running;
         self.vacating = None;
     }
 
     fn signal(&mut self, number: i32, group: bool) {
-        if self.phase == Phase::Waking {
+        if self.phase == RunPhase::Waking {
             // Its process is not there, or not all of it. To be killed none need be.
             return match number == Signal::KILL.as_raw() {
                 true => self.kill(),
@@ -65,9 +65,9 @@ impl Shepherd {
         };
         match self.phase {
             // There is no process to get it, and waking one up only to end it is no use.
-            Phase::Asleep => {
+            RunPhase::Asleep => {
                 self.exit = Some(Exit::Signal(number));
-                self.phase = Phase::Running;
+                self.phase = RunPhase::Running;
             }
             // Fails only if the process has ended, which is about to be noticed.
             _ if group => drop(kill_process_group(pid, signal)),
@@ -96,7 +96,7 @@ impl Shepherd {
         self.gather();
         match self.freeze(true) {
             Ok(()) => {
-                self.phase = Phase::Stopped;
+                self.phase = RunPhase::Stopped;
                 self.tell(&Report::Stopped { took_us: micros(begun) });
             }
             Err(e) => {
@@ -108,7 +108,7 @@ impl Shepherd {
 
     fn go_on(&mut self) {
         if self.freeze(false).is_ok() {
-            self.phase = Phase::Running;
+            self.phase = RunPhase::Running;
             self.tell(&Report::Continued);
         } else {
             self.tell_state();
@@ -126,13 +126,13 @@ impl Shepherd {
     }
 
     fn save(&mut self, seq: u64, keep: bool, rounds: u32, deep: bool, style: Style) {
-        self.was_stopped = self.phase == Phase::Stopped;
+        self.was_stopped = self.phase == RunPhase::Stopped;
         if self.was_stopped {
             // The engine freezes the tree itself, and cannot run rounds on a frozen one.
             let _ = self.freeze(false);
         }
         self.gather();
-        self.phase = Phase::Saving;
+        self.phase = RunPhase::Saving;
         let save = Save {
             dir: self.dir.clone(),
             seq,
@@ -161,7 +161,7 @@ impl Shepherd {
                 if saved.ended_tasks {
                     // It was killed as a part of being saved.
                     self.exit = None;
-                    self.phase = Phase::Asleep;
+                    self.phase = RunPhase::Asleep;
                 } else {
                     self.back_from_saving();
                 }
@@ -189,9 +189,9 @@ impl Shepherd {
     }
 
     fn back_from_saving(&mut self) {
-        self.phase = Phase::Running;
+        self.phase = RunPhase::Running;
         if self.was_stopped && self.exit.is_none() && self.freeze(true).is_ok() {
-            self.phase = Phase::Stopped;
+            self.phase = RunPhase::Stopped;
         }
     }
 
@@ -222,7 +222,7 @@ impl Shepherd {
     /// Brings the job back; `verified` says that its checkpoint was compared with its digests.
     pub(super) fn wake(&mut self, verified: bool) {
         let Some(seq) = self.checkpoint else { return self.tell_state() };
-        self.phase = Phase::Waking;
+        self.phase = RunPhase::Waking;
         let (dir, streams) = (self.dir.clone(), self.streams.clone());
         let (cgroups, container) = (self.cgroups.clone(), self.container.clone());
         let inputs = self.inputs.clone();
@@ -235,7 +235,7 @@ impl Shepherd {
         if let Some(Ok(root)) = root {
             self.root = root;
         }
-        self.phase = Phase::Running;
+        self.phase = RunPhase::Running;
         self.reap();
         match outcome {
             Ok(took_us) => {
@@ -248,7 +248,7 @@ impl Shepherd {
             }
             Err(NotWoken { text, damaged }) => {
                 self.exit = None;
-                self.phase = Phase::Asleep;
+                self.phase = RunPhase::Asleep;
                 self.tell(&Report::NotRestored { text, damaged });
             }
         }

@@ -87,7 +87,7 @@ pub(super) fn create(dir: &JobDir, spec: &Spec) -> io::Result<Option<String>> {
 fn copy_input(dir: &JobDir, spec: &Spec, input: &Path, to: &Path) -> io::Result<Option<String>> {
     fs::create_dir(to)?;
     chown(to, Some(spec.user.uid), Some(spec.user.gid))?;
-    let copied = copy_as_user(dir, What::Input, &input.join("."), to);
+    let copied = copy_as_user(dir, CopiedAs::Input, &input.join("."), to);
     let left_out = copied.inspect_err(|_| drop(files::remove_trees(&[to])))?;
     Ok(left_out.map(|text| format!("input {}: {text}", input.display())))
 }
@@ -109,7 +109,7 @@ pub(super) fn show(dir: &JobDir) -> io::Result<()> {
 pub(super) fn hand_over(dir: &JobDir, spec: &Spec) -> Vec<String> {
     let copy = |path: &AnyPath| {
         let (from, to) = (dir.work().join(path), spec.dir.join(path));
-        let copied = copy_as_user(dir, What::Artefact, &from, &to);
+        let copied = copy_as_user(dir, CopiedAs::Artefact, &from, &to);
         let text = copied.unwrap_or_else(|e| Some(e.to_string()))?;
         Some(format!("artefact {}: {text}", path.display()))
     };
@@ -119,7 +119,7 @@ pub(super) fn hand_over(dir: &JobDir, spec: &Spec) -> Vec<String> {
 /// What is copied that takes long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum What {
+pub(crate) enum CopiedAs {
     /// The input of a job, before it begins.
     Input,
     /// What it hands over at its end.
@@ -129,7 +129,7 @@ pub(crate) enum What {
 /// How far a copy of a job's files is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Progress {
-    what: What,
+    what: CopiedAs,
     bytes: u64,
     files: u64,
 }
@@ -144,7 +144,12 @@ pub(crate) fn progress(dir: &JobDir) -> Option<Progress> {
 }
 
 /// Copies something by a process that is the job's user; returns a sentence about what the copy is without.
-fn copy_as_user(dir: &JobDir, what: What, from: &Path, to: &Path) -> io::Result<Option<String>> {
+fn copy_as_user(
+    dir: &JobDir,
+    what: CopiedAs,
+    from: &Path,
+    to: &Path,
+) -> io::Result<Option<String>> {
     let mut child = Command::new("/proc/self/exe")
         .args(["queue", COPY, "--"])
         .args([dir.path(), from, to])
@@ -167,7 +172,7 @@ fn copy_as_user(dir: &JobDir, what: What, from: &Path, to: &Path) -> io::Result<
 }
 
 /// Notes how far a copy is, as often as it is told, until nothing is told any more.
-fn note_progress(dir: &JobDir, what: What, told: impl Read) {
+fn note_progress(dir: &JobDir, what: CopiedAs, told: impl Read) {
     for line in BufReader::new(told).lines().map_while(Result::ok) {
         let mut numbers = line.split(' ').map_while(|number| number.parse().ok());
         if let (Some(bytes), Some(files)) = (numbers.next(), numbers.next()) {
@@ -242,8 +247,8 @@ mod tests {
         let temporary = tempfile::tempdir().unwrap();
         let dir = JobDir::at(temporary.path().to_owned());
         assert_eq!(progress(&dir), None);
-        note_progress(&dir, What::Artefact, &b"5 1\n1000 7\nnonsense\n9\n"[..]);
-        let found = Progress { what: What::Artefact, bytes: 1000, files: 7 };
+        note_progress(&dir, CopiedAs::Artefact, &b"5 1\n1000 7\nnonsense\n9\n"[..]);
+        let found = Progress { what: CopiedAs::Artefact, bytes: 1000, files: 7 };
         assert_eq!(progress(&dir), Some(found));
         let text = fs::read_to_string(dir.copying()).unwrap();
         assert_eq!(text, r#"{"what":"artefact","bytes":1000,"files":7}"#);

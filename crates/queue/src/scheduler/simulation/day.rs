@@ -10,9 +10,9 @@ const HOUR: f64 = 3600.0 * SECOND;
 const GIB: f64 = 1_073_741_824.0;
 
 /// Numbers that are the same each time (xorshift).
-struct Random(u64);
+struct Xorshift(u64);
 
-impl Random {
+impl Xorshift {
     /// From 0 to 1.
     #[expect(clippy::cast_precision_loss, reason = "53 bits are kept")]
     fn unit(&mut self) -> f64 {
@@ -45,7 +45,7 @@ fn bytes(size: f64) -> u64 {
 /// (median 2) that fill a machine of two slots. Classes are `short` and `long`. The same each time.
 #[must_use]
 pub fn of_ci() -> Vec<Task> {
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut random = Xorshift(0x9e37_79b9_7f4a_7c15);
     let mut tasks = Vec::new();
     let mut now = 0.0;
     while now < 24.0 {

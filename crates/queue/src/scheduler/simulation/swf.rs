@@ -50,7 +50,7 @@ pub struct Trace {
 
 /// A line that is not one of a trace.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum TraceError {
     /// It cannot be read.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -68,13 +68,13 @@ pub fn read(
     from: &mut dyn BufRead,
     most: usize,
     class: &dyn Fn(i64) -> Option<String>,
-) -> Result<Trace, Error> {
+) -> Result<Trace, TraceError> {
     let mut trace = Trace::default();
     let mut nodes = None;
     let mut line = Vec::new();
     for number in 1.. {
         line.clear();
-        let wrong = |why: String| Error::Line(number, why);
+        let wrong = |why: String| TraceError::Line(number, why);
         let read = Read::take(&mut *from, MAX_LINE).read_until(b'\n', &mut line)?;
         if read == 0 || trace.tasks.len() >= most.min(MAX_JOBS) {
             break;
