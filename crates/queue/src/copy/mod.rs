@@ -8,25 +8,24 @@
 //! time. Where that does not help nothing is shared. What is copied [for a user](for_user) is copied by a process that has
 //! that user's rights, who must not get at other files through links, and may not give files all that they had.
 
-use std::collections::HashMap;
+mod links;
+mod making;
+
 use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{
-    AtFlags, CWD, Mode, OFlags, chmodat, linkat, mkdirat, renameat, statat, statfs, unlinkat,
-};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, chmodat, linkat, statfs};
 use rustix::io::Errno;
-use rustix::process::geteuid;
-use torpor_kernel::sparse;
 use torpor_kernel::tree::{self, Entry, Id};
-use torpor_sys::writeback::write_back;
 
 use crate::files;
 use crate::marks::{self, Attributes, Marks};
 use crate::walk::{Step, TreeTop, Walk, Way};
+use links::HardLinks;
+use making::{Making, Manner};
 
 /// File systems on which a file may keep its time when it is written to through a mapping: tmpfs, ramfs, and overlayfs,
 /// which has no pages of its own to write back, and may lie on them.
@@ -151,203 +150,6 @@ fn alone<'p>(
     let place = CopiedDir { from: source, way: &way, dir, before: None, to: at };
     place.entry(&entry, own, &root, &mut making)?;
     Ok(making.left_out.sentence())
-}
-
-/// How a copy is made.
-#[derive(Debug)]
-enum Manner {
-    /// A new tree, by root, with all that the other has; files are noticed to change after that.
-    AsItIs,
-    /// What there is already is replaced by what was made under a name that nobody else uses, and what may not be given is
-    /// not.
-    ForUser { beside: String },
-}
-
-/// What is made, and how.
-struct Making<'m> {
-    /// Where it is.
-    at: &'m Path,
-    manner: Manner,
-    names: HardLinks,
-    so_far: Copied,
-    /// What keeps something of its own that it was to be given.
-    undressed: Option<io::Error>,
-    left_out: LeftOut,
-    copied: &'m mut dyn FnMut(Copied) -> io::Result<()>,
-}
-
-impl<'m> Making<'m> {
-    fn of(
-        at: &'m Path,
-        manner: Manner,
-        copied: &'m mut dyn FnMut(Copied) -> io::Result<()>,
-    ) -> Self {
-        let (names, so_far) = (HardLinks::default(), Copied::default());
-        let left_out = LeftOut::default();
-        Self { at, manner, names, so_far, undressed: None, left_out, copied }
-    }
-
-    /// Makes something that has this name then.
-    fn put(
-        &mut self,
-        to: &File,
-        name: &Path,
-        make: impl FnOnce(&mut Self, &Path) -> io::Result<()>,
-    ) -> io::Result<()> {
-        let Manner::ForUser { beside } = &self.manner else { return make(self, name) };
-        let beside = PathBuf::from(beside);
-        let made = make(self, &beside);
-        made.and_then(|()| Ok(renameat(to, &beside, to, name)?)).inspect_err(|_| {
-            // Where nothing was made there is nothing.
-            let _ = unlinkat(to, &beside, AtFlags::empty());
-        })
-    }
-
-    /// Makes a directory, this user's alone until all that it gets is in it.
-    fn put_dir(&self, to: &File, name: &Path) -> io::Result<()> {
-        let is_dir = || {
-            let found = statat(to, name, AtFlags::SYMLINK_NOFOLLOW);
-            found.is_ok_and(|meta| rustix::fs::FileType::from_raw_mode(meta.st_mode).is_dir())
-        };
-        match mkdirat(to, name, Mode::RWXU) {
-            Err(Errno::EXIST) if matches!(self.manner, Manner::ForUser { .. }) && is_dir() => {
-                Ok(())
-            }
-            Err(Errno::EXIST) => Err(io::Error::other("something else has this name")),
-            made => Ok(made?),
-        }
-    }
-
-    /// Copies the content of a file.
-    fn fill(&mut self, from: &File, to: &File) -> io::Result<()> {
-        if matches!(self.manner, Manner::AsItIs) {
-            write_back(from)?;
-        }
-        let (so_far, copied) = (&mut self.so_far, &mut self.copied);
-        sparse::copy(from, to, &mut |bytes| {
-            so_far.bytes += bytes;
-            copied(*so_far)
-        })?;
-        self.so_far.files += 1;
-        (self.copied)(self.so_far)
-    }
-
-    /// Gives a copy all that its original has beside the content, or what this user may give. `name` says what it is called.
-    fn dress(
-        &mut self,
-        to: &File,
-        original: &File,
-        name: impl FnOnce() -> String,
-    ) -> io::Result<()> {
-        let marks = Marks::of(&original.metadata()?);
-        if matches!(self.manner, Manner::AsItIs) {
-            return marks.give(to, &marks::attributes(original)?);
-        }
-        let (attributes, kept_back) = marks::attributes_to_give(original)?;
-        self.left_out.note(kept_back, name);
-        marks.give_what_may_be(to, &attributes)
-    }
-
-    /// The same for a directory. One that was there may be somebody else's: then it stays as it is, and the rest is copied.
-    fn dress_dir(&mut self, to: &File, original: &File, way: &Way) -> io::Result<()> {
-        let dressed = self.dress(to, original, || way.shown(Path::new(".")));
-        let Err(e) = dressed else { return Ok(()) };
-        let is_refused = e.raw_os_error() == Some(Errno::PERM.raw_os_error());
-        let is_foreign = is_refused && to.metadata()?.uid() != geteuid().as_raw();
-        let is_for_user = matches!(self.manner, Manner::ForUser { .. });
-        let shown = way.shown(self.at);
-        if !(is_foreign && is_for_user) {
-            return Err(io::Error::new(e.kind(), format!("{shown}: {e}")));
-        }
-        let text = format!("{shown}: it keeps its mode and times: {e}");
-        self.undressed.get_or_insert_with(|| io::Error::new(e.kind(), text));
-        Ok(())
-    }
-
-    /// Says of what it was not possible in the copy.
-    fn failed(&self, way: &Way, name: &Path, error: &io::Error) -> io::Error {
-        io::Error::new(error.kind(), format!("{}: {error}", way.to(name).shown(self.at)))
-    }
-}
-
-/// What a copy is without.
-#[derive(Debug, Default)]
-struct LeftOut {
-    first: Option<String>,
-    /// How many files and directories lack something.
-    count: u64,
-}
-
-impl LeftOut {
-    /// Notes what a file lacks that has this name.
-    fn note(&mut self, lacks: Option<String>, name: impl FnOnce() -> String) {
-        let Some(lacks) = lacks else { return };
-        self.count += 1;
-        self.first.get_or_insert_with(|| format!("{}: {lacks}", name()));
-    }
-
-    fn sentence(self) -> Option<String> {
-        let first = self.first?;
-        Some(match self.count {
-            1 => first,
-            count => format!("{first}, and some of {} others", count - 1),
-        })
-    }
-}
-
-/// Which files of a copy are one file by several names.
-#[derive(Debug, Default)]
-struct HardLinks {
-    /// Directories of the copy that one of those is in.
-    dirs: Vec<PathBuf>,
-    /// Those that have more names than were seen: which directory the copy is in, its name there, and how many are to come.
-    several: HashMap<Seen, (usize, PathBuf, u64)>,
-    /// As which file something is here that is shared with the copy before, by the file there. Two that were one then may be
-    /// two now.
-    shared: HashMap<Id, Id>,
-}
-
-/// A file as it was seen. Once it has changed, it is another one than was copied.
-#[derive(Debug, PartialEq, Eq, Hash)]
-struct Seen {
-    /// Other file systems that the walk comes to have the same inodes: subvolumes of btrfs, layers of an overlay.
-    id: Id,
-    len: u64,
-    changed: (i64, i64),
-}
-
-impl Seen {
-    fn of(meta: &Metadata) -> Self {
-        let changed = (meta.ctime(), meta.ctime_nsec());
-        Self { id: tree::id(meta), len: meta.len(), changed }
-    }
-}
-
-impl HardLinks {
-    /// Notes the first name of a file that has several. Where paths are long each name becomes a file of its own.
-    fn note(&mut self, way: &Way, name: &Path, meta: &Metadata) {
-        if meta.nlink() < 2 || way.is_long() {
-            return;
-        }
-        let dir = way.path_after(0);
-        if self.dirs.last() != Some(&dir) {
-            self.dirs.push(dir);
-        }
-        let first = (self.dirs.len() - 1, name.to_owned(), meta.nlink() - 1);
-        self.several.insert(Seen::of(meta), first);
-    }
-
-    /// The directory and the name that the copy of a file has already.
-    fn known(&mut self, meta: &Metadata) -> Option<(PathBuf, PathBuf)> {
-        let seen = Seen::of(meta);
-        let (dir, name, left) = self.several.get_mut(&seen)?;
-        let found = (self.dirs.get(*dir)?.clone(), name.clone());
-        *left -= 1;
-        if *left == 0 {
-            self.several.remove(&seen);
-        }
-        Some(found)
-    }
 }
 
 /// A copy of a directory that is being made.
