@@ -9,33 +9,25 @@
 //! A directory comes before all that is in it, and what is in it before anything else. Paths in the list are not longer
 //! than paths can be: where they become long the list says so, and goes on with paths from there.
 
+mod pack;
+mod unpack;
+
 use std::collections::HashMap;
-use std::ffi::OsStr;
-use std::fs::{File, Metadata};
-use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Component, Path, PathBuf};
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 
-use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Timestamps, linkat, mkdirat, openat2};
+use rustix::fs::Timestamps;
 use serde::{Deserialize, Serialize};
-use torpor_images::dir::PARENT_LINK;
-use torpor_kernel::tree;
 
-use crate::files::checkpoint_number;
-use crate::holes;
 use crate::marks::{self, Attributes, Marks};
 use crate::name::AnyPath;
-use crate::order::{self, Extent};
-use crate::shepherd::OWN;
-use crate::shepherd::pump::has_room;
-use crate::walk::{LONG, Step, TreeTop, Walk, Way};
+use crate::order::Extent;
+pub(crate) use pack::{Bundle, there};
+pub(crate) use unpack::unpack;
 
 /// No list is longer.
 const MAX_LIST: u64 = 64 << 20;
-
-/// A file is sent in no more parts, and where there are many such files in fewer.
-const MOST_EXTENTS: usize = 10_000;
 
 /// One thing that is sent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,90 +93,6 @@ impl Entry {
 /// Files that the other end has already: their names there, by device and inode here.
 pub(crate) type There = HashMap<(u64, u64), PathBuf>;
 
-/// What is to be sent, with its length.
-#[derive(Debug)]
-pub(crate) struct Bundle {
-    root: PathBuf,
-    list: Vec<u8>,
-    entries: Vec<Entry>,
-}
-
-impl Bundle {
-    /// All below `root` for which `wanted` says yes, which is asked only where paths are short. Of what is `there` already
-    /// only the names are sent.
-    ///
-    /// # Errors
-    /// If a file cannot be looked at.
-    pub(crate) fn of(
-        root: &Path,
-        there: &There,
-        wanted: impl Fn(&Path) -> bool,
-    ) -> io::Result<Self> {
-        let mut entries = collect(root, there, wanted)?;
-        let list = list_of(&mut entries, MAX_LIST)?;
-        Ok(Self { root: root.to_owned(), list, entries })
-    }
-
-    /// Bytes that [`write`](Self::write) writes.
-    #[must_use]
-    pub(crate) fn length(&self) -> u64 {
-        8 + self.list.len() as u64 + bytes_of(&self.entries)
-    }
-
-    /// Sends it. A file that has grown since is cut, one that has shrunk is an error.
-    ///
-    /// # Errors
-    /// If a file cannot be read or has shrunk, or the other end is gone.
-    pub(crate) fn write(&self, to: &mut dyn Write) -> io::Result<()> {
-        to.write_all(&(self.list.len() as u64).to_be_bytes())?;
-        to.write_all(&self.list)?;
-        let (mut top, mut way) = (TreeTop::at(&self.root)?, Way::default());
-        let mut base = top.dir(&way)?;
-        for entry in &self.entries {
-            let whole = match &entry.what {
-                EntryKind::File(size) => &[(0, *size)][..],
-                EntryKind::Parts(_, extents) | EntryKind::Sparse(_, extents) => extents,
-                EntryKind::Enter => {
-                    way.enter(&entry.path);
-                    base = top.dir(&way)?;
-                    continue;
-                }
-                EntryKind::Leave => {
-                    way.leave();
-                    base = top.dir(&way)?;
-                    continue;
-                }
-                _ => continue,
-            };
-            let mut file = File::from(tree::open(&base, &entry.path, OFlags::RDONLY)?);
-            for &(offset, len) in whole {
-                file.seek(SeekFrom::Start(offset))?;
-                if io::copy(&mut Read::take(&mut file, len), to)? != len {
-                    return Err(io::Error::other(format!("{} has shrunk", entry.path.display())));
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The list of what is sent, in at most so many bytes if it can be: holes are sent as data rather than make it longer.
-fn list_of(entries: &mut [Entry], longest: u64) -> io::Result<Vec<u8>> {
-    let mut most = MOST_EXTENTS;
-    loop {
-        let list = serde_json::to_vec(entries)?;
-        if list.len() as u64 <= longest || most <= 1 {
-            return Ok(list);
-        }
-        most /= 2;
-        for entry in entries.iter_mut() {
-            if let EntryKind::Sparse(_, extents) = &mut entry.what {
-                *extents = holes::at_most(most, std::mem::take(extents));
-            }
-        }
-    }
-}
-
 /// Bytes of all files that come with their content.
 fn bytes_of(entries: &[Entry]) -> u64 {
     let sum = |extents: &[Extent]| extents.iter().map(|&(_, len)| len).fold(0, u64::saturating_add);
@@ -196,362 +104,21 @@ fn bytes_of(entries: &[Entry]) -> u64 {
     contents.fold(0, u64::saturating_add)
 }
 
-fn collect(root: &Path, there: &There, wanted: impl Fn(&Path) -> bool) -> io::Result<Vec<Entry>> {
-    let mut found = Vec::new();
-    let mut walk = Walk::of(root)?;
-    let mut several = There::new();
-    // How many steps lead to each of the directories on the way from which paths go on.
-    let mut bases = Vec::new();
-    while let Some(step) = walk.step() {
-        let depth = walk.way().depth();
-        if step == Step::OutOf {
-            if bases.pop_if(|base| *base == depth).is_some() {
-                found.push(Entry::turn(PathBuf::new(), EntryKind::Leave));
-            }
-            continue;
-        }
-        let dir = walk.dir()?;
-        let mut path = walk.way().path_after(bases.last().copied().unwrap_or(0));
-        if depth != 0 {
-            let meta = dir.metadata()?;
-            found.push(Entry::of(path.clone(), EntryKind::Dir, &meta, marks::attributes(&dir)?));
-            if path.as_os_str().len() > LONG {
-                bases.push(depth);
-                found.push(Entry::turn(std::mem::take(&mut path), EntryKind::Enter));
-            }
-        }
-        for entry in tree::list(&dir, Path::new(""))? {
-            let path = path.join(&entry.name);
-            if bases.is_empty() && !wanted(&path) {
-                continue;
-            }
-            if entry.meta.is_dir() {
-                walk.descend(&entry.name);
-            } else {
-                let several = bases.is_empty().then_some(&mut several);
-                found.extend(look(&dir, path, entry, there, several)?);
-            }
-        }
-    }
-    Ok(found)
-}
-
-/// What is sent of something in a directory that is none itself. Of files of the job that have more than one name,
-/// `several` are those that were seen, where paths are short.
-fn look(
-    dir: &File,
-    path: PathBuf,
-    tree::Entry { name, meta, link }: tree::Entry,
-    there: &There,
-    several: Option<&mut There>,
-) -> io::Result<Option<Entry>> {
-    let mut attributes = Attributes::new();
-    let id = tree::id(&meta);
-    let first = several.as_ref().and_then(|several| several.get(&id));
-    let what = if let Some(name) = there.get(&id) {
-        EntryKind::There(name.clone().into())
-    } else if let Some(link) = link {
-        EntryKind::Link(link.into())
-    } else if let Some(first) = first {
-        EntryKind::Same(first.clone().into())
-    } else if meta.is_file() {
-        if let Some(several) = several.filter(|_| meta.nlink() > 1) {
-            several.insert(id, path.clone());
-        }
-        let file = tree::file(dir, &name, id)?;
-        attributes = marks::attributes(&file)?;
-        let name = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name);
-        content(&file, &name, &meta)?
-    } else if meta.file_type().is_fifo() {
-        EntryKind::Fifo
-    } else if marks::is_whiteout(&meta) {
-        EntryKind::Whiteout
-    } else {
-        return Ok(None);
-    };
-    Ok(Some(Entry::of(path, what, &meta, attributes)))
-}
-
-/// What is sent of a regular file.
-fn content(file: &File, name: &Path, meta: &Metadata) -> io::Result<EntryKind> {
-    let size = meta.len();
-    if let Some(extents) = order::of_pages(name, size) {
-        return Ok(EntryKind::Parts(size, extents));
-    }
-    if holes::may_have(meta) {
-        let extents = holes::at_most(MOST_EXTENTS, holes::data(file, size)?);
-        // One that only its file system has made smaller has none.
-        if extents != [(0, size)] {
-            return Ok(EntryKind::Sparse(size, extents));
-        }
-    }
-    Ok(EntryKind::File(size))
-}
-
-/// The files below directories of `root`, as the other end has them. What has too long a path to be named is sent again.
-///
-/// # Errors
-/// If one of the directories cannot be read.
-pub(crate) fn there(root: &Path, dirs: &[PathBuf]) -> io::Result<There> {
-    let mut found = There::new();
-    for top in dirs {
-        let mut walk = Walk::of(&root.join(top))?;
-        while let Some(dir) = walk.next_dir()? {
-            let path = top.join(walk.way().path_after(0));
-            for tree::Entry { name, meta, .. } in tree::list(&dir, Path::new(""))? {
-                if meta.is_dir() && path.as_os_str().len() <= LONG {
-                    walk.descend(&name);
-                } else if meta.is_file() {
-                    found.insert(tree::id(&meta), path.join(name));
-                }
-            }
-        }
-    }
-    Ok(found)
-}
-
-/// Unpacks what is read into `to`, which must be a new directory. What came before is below
-/// `there`.
-///
-/// # Errors
-/// If what comes ends early, has too long a list, more in its files than there is room for, or names what is not below `to` or `there`,
-/// or has something else than files and directories at its top; if a file cannot be made.
-pub(crate) fn unpack(from: &mut dyn Read, to: &Path, there: Option<&Path>) -> io::Result<()> {
-    let mut length = [0; 8];
-    from.read_exact(&mut length)?;
-    let length = u64::from_be_bytes(length);
-    if length > MAX_LIST {
-        return Err(io::Error::other("the list of files is too long"));
-    }
-    let mut list = Vec::new();
-    Read::take(&mut *from, length).read_to_end(&mut list)?;
-    let entries: Vec<Entry> = serde_json::from_slice(&list)?;
-    let bytes = bytes_of(&entries);
-    if !has_room(&File::open(to)?, bytes)? {
-        let text = format!("there is no room for its {bytes} bytes of files on the disk of jobs");
-        return Err(io::Error::other(text));
-    }
-    check(&entries)?;
-    let mut unpacking = Unpacking::new(to, there)?;
-    entries.iter().try_for_each(|entry| unpacking.take(entry, from))?;
-    unpacking.finish()
-}
-
-/// Looks whether entries may be unpacked. In the job's own directories there may be anything; all else is the queue's, and
-/// the engine's, which open it by its names.
-fn check(entries: &[Entry]) -> io::Result<()> {
-    let mut bases = 0_usize;
-    for entry in entries {
-        let refused = |why: &str| Err(io::Error::other(format!("{} {why}", entry.path.display())));
-        if entry.what == EntryKind::Leave {
-            let before = bases.checked_sub(1);
-            bases = before.ok_or_else(|| io::Error::other("the list leaves its directory"))?;
-        } else if !is_below(&entry.path) {
-            return refused("is no name below");
-        } else if bases == 0 && is_of_a_run(&entry.path) {
-            return refused("is of a run, which stays where it is");
-        } else if bases == 0 && !is_own(&entry.path) && !is_plain(entry) {
-            return refused("is neither a file nor a directory, and none of the job's own");
-        }
-        bases += usize::from(entry.what == EntryKind::Enter);
-    }
-    Ok(())
-}
-
-/// What is being unpacked.
-struct Unpacking<'u> {
-    to: &'u Path,
-    there: Option<&'u Path>,
-    top: TreeTop,
-    /// The way to the directory below which paths are now.
-    way: Way,
-    base: File,
-    /// The path of a directory below that, and the directory.
-    parent: (PathBuf, File),
-    /// Directories in which something may come yet, as they are in the list: those below the top, and those below each
-    /// directory that the way leads to.
-    unfinished: Vec<Vec<&'u Entry>>,
-}
-
-impl<'u> Unpacking<'u> {
-    fn new(to: &'u Path, there: Option<&'u Path>) -> io::Result<Self> {
-        let (mut top, way) = (TreeTop::at(to)?, Way::default());
-        let [base, parent] = [top.dir(&way)?, top.dir(&way)?];
-        let parent = (PathBuf::new(), parent);
-        Ok(Self { to, there, top, way, base, parent, unfinished: vec![Vec::new()] })
-    }
-
-    fn take(&mut self, entry: &'u Entry, from: &mut dyn Read) -> io::Result<()> {
-        if entry.what == EntryKind::Leave {
-            self.finish_but(None)?;
-            self.unfinished.pop();
-            self.way.leave();
-            return self.follow();
-        }
-        self.finish_but(Some(&entry.path))?;
-        if entry.what == EntryKind::Enter {
-            self.unfinished.push(Vec::new());
-            self.way.enter(&entry.path);
-            return self.follow();
-        }
-        let name = Path::new(entry.path.file_name().unwrap_or_default());
-        let (to, there, dir) = (self.to, self.there, self.parent_of(&entry.path)?);
-        match &entry.what {
-            EntryKind::Dir => {
-                mkdirat(dir, name, Mode::RWXU)?;
-                self.unfinished.last_mut().into_iter().for_each(|list| list.push(entry));
-            }
-            EntryKind::File(size) => take_in(from, dir, name, (*size, &[(0, *size)]), entry)?,
-            EntryKind::Parts(size, extents) if order::are_whole(extents, *size) => {
-                take_in(from, dir, name, (*size, extents), entry)?;
-            }
-            EntryKind::Sparse(size, extents) if holes::are_within(extents, *size) => {
-                take_in(from, dir, name, (*size, extents), entry)?;
-            }
-            EntryKind::Parts(..) | EntryKind::Sparse(..) => {
-                let text = format!("{} does not come as a whole", entry.path.display());
-                return Err(io::Error::other(text));
-            }
-            EntryKind::There(file) => {
-                let there = there.ok_or_else(|| io::Error::other("nothing came before"))?;
-                link(there, file, dir, name)?;
-            }
-            EntryKind::Same(file) => link(to, file, dir, name)?,
-            EntryKind::Fifo => {
-                let pipe = marks::make_fifo(dir, name)?;
-                entry.marks().give(&pipe, &entry.attributes)?;
-            }
-            EntryKind::Whiteout => marks::make_whiteout(dir, name)?,
-            EntryKind::Link(target) => {
-                marks::make_link(dir, name, target)?;
-                marks::give_link(dir, name, (entry.uid, entry.gid))?;
-            }
-            EntryKind::Enter | EntryKind::Leave => {}
-        }
-        Ok(())
-    }
-
-    /// Opens the directory below which paths are now.
-    fn follow(&mut self) -> io::Result<()> {
-        self.base = self.top.dir(&self.way)?;
-        self.parent = (PathBuf::new(), self.top.dir(&self.way)?);
-        Ok(())
-    }
-
-    /// The directory that something is in. What comes next is mostly in the same one.
-    fn parent_of(&mut self, path: &Path) -> io::Result<&File> {
-        let above = path.parent().unwrap_or(Path::new(""));
-        if self.parent.0 != above {
-            let dir = tree::open(&self.base, above, OFlags::RDONLY | OFlags::DIRECTORY)?;
-            self.parent = (above.to_owned(), dir.into());
-        }
-        Ok(&self.parent.1)
-    }
-
-    /// Finishes the directories below the present one that `next`, which comes now, is not in.
-    fn finish_but(&mut self, next: Option<&Path>) -> io::Result<()> {
-        let is_done = |entry: &mut &Entry| next.is_none_or(|next| !next.starts_with(&entry.path));
-        while let Some(entry) = self.unfinished.last_mut().and_then(|list| list.pop_if(is_done)) {
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-            let dir = File::from(tree::open(&self.base, &entry.path, flags)?);
-            entry.marks().give(&dir, &entry.attributes)?;
-        }
-        Ok(())
-    }
-
-    fn finish(mut self) -> io::Result<()> {
-        while !self.unfinished.is_empty() {
-            self.finish_but(None)?;
-            self.unfinished.pop();
-            self.way.leave();
-            self.follow()?;
-        }
-        Ok(())
-    }
-}
-
-/// Makes `name` in `dir` one more name of the file `file` below `there`, where all has come from elsewhere. Owner, mode and time are the same
-/// file's, and so right already.
-fn link(there: &Path, file: &Path, dir: &File, name: &Path) -> io::Result<()> {
-    let root = File::open(there)?;
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    // What came before is as hostile as what comes now: through a link there it would be any file
-    // of this machine.
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-    let found = File::from(openat2(root, file, flags, Mode::empty(), resolve)?);
-    if !found.metadata()?.is_file() {
-        return Err(io::Error::other(format!("{} did not come as a file", file.display())));
-    }
-    Ok(linkat(found, "", dir, name, AtFlags::EMPTY_PATH)?)
-}
-
-/// Makes a new file of this size, of parts that come one after the other.
-fn take_in(
-    from: &mut dyn Read,
-    dir: &File,
-    name: &Path,
-    (size, extents): (u64, &[Extent]),
-    entry: &Entry,
-) -> io::Result<()> {
-    let mut file = marks::make_file(dir, name)?;
-    holes::fill(&mut file, size, extents, from)?;
-    entry.marks().give(&file, &entry.attributes)
-}
-
-fn is_below(path: &Path) -> bool {
-    path.components().next().is_some()
-        && path.components().all(|part| matches!(part, Component::Normal(_)))
-}
-
-/// Whether it is what a run of the job has, or will have, where it runs: the daemon opens that by its names.
-fn is_of_a_run(path: &Path) -> bool {
-    path.iter().next().is_some_and(|first| first.as_encoded_bytes().starts_with(b"run-"))
-}
-
-/// Whether it lies in a directory of the job's own, in a checkpoint.
-fn is_own(path: &Path) -> bool {
-    let mut parts = path.iter();
-    let is_of_a_checkpoint = parts.next().is_some_and(is_checkpoint);
-    let is_in_own = parts.next().is_some_and(|name| OWN.iter().any(|own| name == *own));
-    is_of_a_checkpoint && is_in_own && parts.next().is_some()
-}
-
-fn is_checkpoint(name: &OsStr) -> bool {
-    checkpoint_number(name).is_some()
-}
-
-/// Whether it is a file or a directory, or the link from images to those that they build on.
-fn is_plain(entry: &Entry) -> bool {
-    match &entry.what {
-        EntryKind::Link(target) => is_parent(&entry.path, target),
-        EntryKind::Fifo | EntryKind::Whiteout | EntryKind::Enter => false,
-        _ => true,
-    }
-}
-
-/// Whether a link leads from a round of a checkpoint to another one, there or in another checkpoint.
-fn is_parent(path: &Path, target: &Path) -> bool {
-    let parts: Vec<&OsStr> = path.iter().collect();
-    let target: Vec<&OsStr> = target.iter().collect();
-    let is_round = |name: &OsStr| OWN.iter().all(|own| name != *own) && name != "..";
-    let [checkpoint, _, name] = parts[..] else { return false };
-    let is_there = match target[..] {
-        [up, round] => up == ".." && is_round(round),
-        [up, again, other, round] => {
-            [up, again] == ["..", ".."] && is_checkpoint(other) && is_round(round)
-        }
-        _ => false,
-    };
-    is_checkpoint(checkpoint) && name == PARENT_LINK && is_there
-}
-
 #[cfg(test)]
 mod tests {
-    use std::fs::{self, Permissions};
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::ffi::OsStr;
+    use std::fs::{self, File, Permissions};
+    use std::io::{self, Write};
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+    use std::path::Path;
 
+    use rustix::fs::OFlags;
+    use torpor_kernel::tree;
+
+    use super::pack::list_of;
+    use super::unpack::check;
     use super::*;
-    use crate::{files, walk};
+    use crate::{files, holes, walk};
 
     fn packed(root: &Path) -> Vec<u8> {
         let wanted = |path: &Path| path != Path::new("left-out");
