@@ -1,8 +1,7 @@
 //! runc, with this program as its engine.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -10,6 +9,7 @@ use clap::Args;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
+use torpor_worker::logs;
 
 use crate::error::{Context, Error, Result};
 use crate::places;
@@ -124,7 +124,7 @@ impl Runc {
         let mut other = Ok(());
         let restored = left_behind(call, &log, streams, || other = meanwhile());
         other?;
-        restored.map_err(|error| match first_error(&restore.work.join("restore.log")) {
+        restored.map_err(|error| match logs::first_error(&restore.work.join("restore.log")) {
             Some(reason) => Error::new(reason),
             None => error.during("runc restore"),
         })
@@ -151,9 +151,11 @@ impl Runc {
         }
         call.arg(id);
         set_options(&mut call, work, options)?;
-        finished(&mut call).map(drop).map_err(|error| match first_error(&work.join("dump.log")) {
-            Some(reason) => Error::new(reason),
-            None => error.during("runc checkpoint"),
+        finished(&mut call).map(drop).map_err(|error| {
+            match logs::first_error(&work.join("dump.log")) {
+                Some(reason) => Error::new(reason),
+                None => error.during("runc checkpoint"),
+            }
         })
     }
 
@@ -283,17 +285,8 @@ fn left_behind(
     if status.success() {
         return Ok(());
     }
-    let said = fs::read_to_string(log).unwrap_or_default();
-    Err(Error::new(message(&said).unwrap_or_else(|| status.to_string())))
-}
-
-/// The last message in a log of runc's.
-fn message(log: &str) -> Option<String> {
-    let line = log.lines().rev().find(|line| line.contains("level=error"))?;
-    let text = line.split_once("msg=").map_or(line, |(_, text)| text);
-    // It ends with two quotes where it ends with a word in quotes.
-    let inner = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
-    Some(inner.unwrap_or(text).replace("\\\"", "\""))
+    let said = logs::text_of(log).unwrap_or_default();
+    Err(Error::new(logs::last_error(&said).unwrap_or_else(|| status.to_string())))
 }
 
 /// Carries a call out and gives what it printed.
@@ -303,13 +296,13 @@ fn finished(call: &mut Command) -> Result<Output> {
         return Ok(output);
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    Err(Error::new(message(&said).unwrap_or_else(|| said.trim().to_owned())))
+    Err(Error::new(logs::last_error(&said).unwrap_or_else(|| said.trim().to_owned())))
 }
 
 /// When the tasks ran that an engine has restored, whose log this is, in nanoseconds of CLOCK_MONOTONIC. They run for a while
 /// already when a runtime says so.
 pub(crate) fn ran_at(log: &Path) -> Option<u64> {
-    let text = text_of(log)?;
+    let text = logs::text_of(log)?;
     let began = text.lines().find_map(|line| line.split_once(BEGAN)?.1.strip_suffix(" s"))?;
     let ran = text
         .lines()
@@ -323,26 +316,6 @@ fn nanoseconds(seconds: &str) -> Option<u64> {
     let part = format!("{part:0<9}");
     let part = part.parse::<u64>().ok().filter(|_| part.len() == 9)?;
     whole.parse::<u64>().ok()?.checked_mul(1_000_000_000)?.checked_add(part)
-}
-
-/// What is in a log of the engine's, as far as it is read.
-fn text_of(log: &Path) -> Option<String> {
-    let mut text = String::new();
-    File::open(log).ok()?.take(16 << 20).read_to_string(&mut text).ok()?;
-    Some(text)
-}
-
-/// The error in a log of the engine's that others follow from.
-pub(crate) fn first_error(log: &Path) -> Option<String> {
-    let text = text_of(log)?;
-    let mut errors = text.lines().filter(|line| line.contains("Error ("));
-    let says = |line: &str| line.split_once("): ").map_or(line, |(_, text)| text).to_owned();
-    let mut error = says(errors.next()?);
-    // What is listed has a line for each.
-    for item in errors.map(says).take_while(|line| line.starts_with("  ")) {
-        error = error + "\n" + &item;
-    }
-    Some(error)
 }
 
 #[cfg(test)]
@@ -395,14 +368,5 @@ mod tests {
         for state in [Some(state("paused")), Some(state("stopped")), None] {
             assert!(running("one", state.as_ref()).is_err(), "{state:?}");
         }
-    }
-
-    #[test]
-    fn the_last_message_of_runc_is_whole() {
-        let log =
-            "time=\"x\" level=warning msg=other\ntime=\"x\" level=error msg=\"no \\\"A B\\\"\"\n";
-        assert_eq!(message(log).unwrap(), "no \"A B\"");
-        assert_eq!(message("time=\"x\" level=error msg=short").unwrap(), "short");
-        assert_eq!(message("level=info msg=nothing"), None);
     }
 }

@@ -12,6 +12,7 @@ use torpor_blobs::oci::{self, Manifest};
 use torpor_blobs::reference::Reference;
 use torpor_blobs::{self as store, Store};
 use torpor_images::kind;
+use torpor_worker::logs;
 
 use crate::description::Description;
 use crate::error::{Context, Error, Result};
@@ -173,7 +174,7 @@ fn fill(
     let output = engine.output().context(|| "starting the engine")?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        return Err(crate::runc::first_error(&dir.join("keep.log"))
+        return Err(logs::first_error(&dir.join("keep.log"))
             .map_or_else(|| Error::new(said), Error::new)
             .during("keeping the snapshot"));
     }

@@ -24,6 +24,7 @@
 mod channel;
 mod client;
 pub mod gate;
+pub mod logs;
 mod message;
 mod say;
 

@@ -6,6 +6,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rustix::mount::{UnmountFlags, unmount};
+use torpor_worker::logs;
 
 use super::ahead;
 use super::bundle::Bundle;
@@ -123,9 +124,11 @@ impl Restore<'_> {
         call.env("CRIU_CONFIG_FILE", config).stdin(Stdio::inherit());
         let limits =
             Limits { idle: IDLE, whole: self.until.saturating_duration_since(Instant::now()) };
-        call::within(&mut call, limits).map_err(|error| match save::reason(&work, "restore.log") {
-            Some(reason) => Error::new(format!("{error}: {reason}")),
-            None => error,
+        call::within(&mut call, limits).map_err(|error| {
+            match logs::first_error(&work.join("restore.log")) {
+                Some(reason) => Error::new(format!("{error}: {reason}")),
+                None => error,
+            }
         })
     }
 

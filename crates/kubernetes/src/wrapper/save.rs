@@ -1,7 +1,6 @@
 //! A pod that gives way: all its containers are frozen at once, dumped, and ended frozen.
 
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::thread::sleep;
@@ -11,6 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use torpor_kernel::cgroup::{self, Freezer};
 use torpor_kernel::proc;
 use torpor_snapshot::feed::is_fed;
+use torpor_worker::logs;
 
 use super::ahead::{self, Ahead, Key};
 use super::bundle::{self, Bundle, Volume};
@@ -234,7 +234,7 @@ impl Save<'_> {
         call.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let limits = Limits { idle: left, whole: left };
         call::within_while(&mut call, limits, time.worth).map_err(|error| {
-            match reason(&work, "dump.log") {
+            match logs::first_error(&work.join("dump.log")) {
                 Some(reason) => Error::new(format!("{error}: {reason}")),
                 None => error,
             }
@@ -318,12 +318,4 @@ fn resume(words: &Words, id: &str) {
             return;
         }
     }
-}
-
-/// The first error in a log of the engine's.
-pub(super) fn reason(work: &Path, log: &str) -> Option<String> {
-    let mut text = String::new();
-    File::open(work.join(log)).ok()?.take(16 << 20).read_to_string(&mut text).ok()?;
-    let line = text.lines().find(|line| line.contains("Error ("))?;
-    Some(line.split_once("): ").map_or(line, |(_, text)| text).to_owned())
 }

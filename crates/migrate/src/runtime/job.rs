@@ -9,7 +9,6 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::Read;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::symlink;
@@ -27,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use torpor_images::proto::StatsEntry;
 use torpor_images::{ImageDir, kind};
 use torpor_worker::{
-    Answer, Channel, Class, Event, FOR_DAEMON, Job, Outcome, Report, Worker, gate, tell,
+    Answer, Channel, Class, Event, FOR_DAEMON, Job, Outcome, Report, Worker, gate, logs, tell,
 };
 
 use super::conmon::Conmon;
@@ -45,8 +44,6 @@ const PAUSE: Duration = Duration::from_millis(5);
 const DENIED: &str = "the policy does not allow";
 /// Where rules of policies are explained.
 const RULES: &str = "docs/policy.md has all rules";
-/// Lines of an error that are told, besides its first one.
-const MAX_TOLD: usize = 20;
 /// The options of the engine, in the directory of programs that the runtime finds.
 pub(super) const CONFIGURATION: &str = "criu.conf";
 
@@ -248,9 +245,12 @@ impl Desk<'_> {
     fn explain(&self, call: &Call) -> Option<String> {
         let engine = if call.action == "restore" { "restore.log" } else { "dump.log" };
         let log = self.file("log");
-        first_error(&self.dir.join(engine)).or_else(|| match call.container.runtime {
-            Runtime::Runc => message(&log),
-            Runtime::Podman => podman::last_error(&text_of(&log)?),
+        logs::first_error(&self.dir.join(engine)).or_else(|| {
+            let said = logs::text_of(&log)?;
+            match call.container.runtime {
+                Runtime::Runc => logs::last_error(&said),
+                Runtime::Podman => podman::last_error(&said),
+            }
         })
     }
 
@@ -435,49 +435,13 @@ fn statistics(dir: &Path) -> std::collections::BTreeMap<String, u64> {
     numbers.into_iter().flatten().map(|(name, number)| (name.to_owned(), number)).collect()
 }
 
-/// The beginning of a file that may be of any length.
-fn text_of(path: &Path) -> Option<String> {
-    const MAX: u64 = 16 << 20;
-    let mut text = String::new();
-    fs::File::open(path).ok()?.take(MAX).read_to_string(&mut text).ok()?;
-    Some(text)
-}
-
-/// The error in the engine's log that others follow from, with what it lists.
-fn first_error(log: &Path) -> Option<String> {
-    let text = text_of(log)?;
-    let is_error = |line: &&str| line.contains("Error (");
-    let said = |line| str::split_once(line, "): ").map_or(line, |(_, text)| text);
-    let mut lines = text.lines().skip_while(|line| !is_error(line)).take_while(is_error).map(said);
-    let first = lines.next()?.to_owned();
-    let listed = lines.take_while(|line| line.starts_with("  ")).take(MAX_TOLD);
-    Some(listed.fold(first, |all, line| format!("{all}\n{line}")))
-}
-
-/// The last error in the runtime's log.
-fn message(log: &Path) -> Option<String> {
-    let text = text_of(log)?;
-    let line = text.lines().rev().find(|line| line.contains("level=error"))?;
-    let said = line.split_once("msg=").map_or(line, |(_, text)| text);
-    // It ends with two quotes where it ends with a word in quotes.
-    let inner = said.strip_prefix('"').and_then(|said| said.strip_suffix('"'));
-    Some(inner.unwrap_or(said).replace("\\\"", "\""))
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::io::Write;
+    use std::io::{Read, Write};
 
     use super::*;
-
-    #[test]
-    fn the_last_message_of_a_runtime_is_whole() {
-        let mut log = tempfile::NamedTempFile::new().unwrap();
-        writeln!(log, "level=error msg=\"no \\\"A B\\\"\"\nlevel=warning msg=other").unwrap();
-        assert_eq!(message(log.path()).unwrap(), "no \"A B\"");
-    }
 
     #[test]
     fn options_become_lines() {
@@ -499,26 +463,6 @@ mod tests {
             assert!(script.status().unwrap().success(), "{point}");
             assert_eq!(dir.path().join("post-resume").exists(), point == "post-resume");
         }
-    }
-
-    #[test]
-    fn an_error_is_told_with_what_it_lists() {
-        let dir = tempfile::tempdir().unwrap();
-        let log = dir.path().join("restore.log");
-        let denied = "the policy does not allow what the images ask for:";
-        let lines = [
-            "(00.001) begin",
-            &format!("(00.002) Error (program.rs:1): {denied}"),
-            "(00.002) Error (program.rs:1):   cgroup.img: group /a: it is not (cgroups.allow)",
-            "(00.002) Error (program.rs:1):   a policy would allow it by: cgroups.allow = [\"/a\"]",
-            "(00.003) Error (other.rs:1): it failed",
-        ];
-        fs::write(&log, lines.join("\n")).unwrap();
-        let expected = "  cgroup.img: group /a: it is not (cgroups.allow)\n  \
-                        a policy would allow it by: cgroups.allow = [\"/a\"]";
-        assert_eq!(first_error(&log).unwrap(), format!("{denied}\n{expected}"));
-        fs::write(&log, lines[4]).unwrap();
-        assert_eq!(first_error(&log).unwrap(), "it failed");
     }
 
     #[test]
