@@ -120,8 +120,8 @@ pub(crate) struct Record {
     pub owner: Option<Task>,
     /// The engine's process at the destination that makes the tasks, or did.
     pub worker: Option<Task>,
-    /// The tasks here, the root first: those that are stopped at the source, the root at the
-    /// destination.
+    /// The tasks here, the root first: those that are stopped at the source, those that are let go at
+    /// the destination.
     pub tasks: Vec<Task>,
     /// Those of them, by process id, that were stopped before: they stay so at the source.
     #[serde(default)]

@@ -21,10 +21,10 @@ use crate::error::{Error, Result};
 use crate::files::{Change, Replica};
 use crate::host::Host;
 use crate::record::Phase;
-use crate::runtime;
 use crate::wire::difference::Allowance;
 use crate::wire::frame::Line;
 use crate::wire::message::{Begin, Kind, Reply, Request, Subject};
+use crate::{runtime, task};
 
 /// How long the connection for a round's pages may take.
 const SOON: Duration = Duration::from_secs(20);
@@ -339,7 +339,8 @@ impl Session<'_> {
         let Some(restore) = self.restore.take() else { return Ok(()) };
         let Some(root) = restore.root else { return Ok(()) };
         self.open = None;
-        self.place.ledger.advance(Phase::Deciding, |record| record.tasks.push(root))?;
+        let tasks = task::tree(root.pid)?;
+        self.place.ledger.advance(Phase::Deciding, |record| record.tasks = tasks)?;
         let mut done = restore.wake();
         let mut said = None;
         if let Some(pager) = self.pager.take() {

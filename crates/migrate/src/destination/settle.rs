@@ -8,6 +8,7 @@ use crate::engine::POST_RESUME;
 use crate::error::{Error, Result};
 use crate::host::{boot, pid_namespace};
 use crate::record::{Ledger, Phase, Record, Side, all, look};
+use crate::task::Task;
 use crate::wire::message::Reply;
 use crate::{runtime, work};
 
@@ -51,7 +52,8 @@ fn decide_later(ledger: &mut Ledger) -> Result<Option<i32>> {
 }
 
 /// The root of the tasks, if they run, or have run with all their memory and ended since. The job that made them lets
-/// them run, or ends them. Tasks that lack pages, and whose pager has ended, are ended here.
+/// them run, or ends them. Tasks that lack pages, and whose pager has ended, are ended here, and so are those of a tree
+/// that was let go in part: its root is the last one.
 fn running(record: &Record) -> Result<Option<i32>> {
     if record.boot != boot() {
         return Ok(None);
@@ -73,13 +75,13 @@ fn running(record: &Record) -> Result<Option<i32>> {
     let has_come = match record.work.as_ref().filter(|dir| dir.exists()) {
         Some(dir) if dir.join(POST_RESUME).exists() => true,
         // Nobody brings what they lack any more.
-        Some(_) if record.is_lazy => {
-            root.end_tree();
-            false
-        }
+        Some(_) if record.is_lazy => false,
         // The directory of those that have come may be gone though that could not be written down.
         _ => root.goes_on(),
     };
+    if !has_come {
+        record.tasks.iter().for_each(Task::end_tree);
+    }
     Ok(has_come.then_some(root.pid))
 }
 
@@ -138,4 +140,32 @@ pub(super) fn leftovers(settings: &AgentSettings) {
         }
     }
     work::sweep(&settings.work_dir);
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    use super::*;
+    use crate::record::tests::record;
+
+    #[test]
+    fn a_tree_that_was_let_go_in_part_is_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let start = || Command::new("sleep").arg("1000").spawn().unwrap();
+        let [mut root, mut child] = [start(), start()];
+        let find = |pid: u32| Task::find(pid.cast_signed()).unwrap();
+        let tasks = vec![find(root.id()), find(child.id())];
+        root.kill().unwrap();
+        root.wait().unwrap();
+        let pids = pid_namespace("self").unwrap();
+        let record = Record { phase: Phase::Deciding, pids, tasks, ..record() };
+        let mut ledger = Ledger::create(dir.path(), Side::Destination, record).unwrap();
+        assert_eq!(decide(&mut ledger).unwrap(), None);
+        assert_eq!(ledger.record().phase, Phase::Stayed);
+        assert_eq!(child.wait().unwrap().signal(), Some(9));
+    }
 }
