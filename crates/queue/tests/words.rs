@@ -320,3 +320,25 @@ fn input_and_artefacts_that_are_not_there_are_told_of() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.contains("can never run here"), "{said}");
 }
+
+#[test]
+fn a_check_that_is_interrupted_takes_its_job_back() {
+    use rustix::process::{Pid, Signal, kill_process};
+    use std::os::unix::process::ExitStatusExt;
+    // The daemon does not miss it meanwhile.
+    let daemon = Daemon::configured(&json!({ "orphan_after": 3_600_000 }), &[]);
+    let mut check = daemon.queue(&["check", "--after", "1000", "--", "sleep", "1000"]);
+    let mut check = check.stdout(Stdio::null()).spawn().unwrap();
+    until("the job runs", || {
+        daemon.jobs().first().filter(|job| job["state"] == "running").map(drop)
+    });
+    until("signals are caught", || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", check.id())).unwrap();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        let caught = u64::from_str_radix(caught.trim(), 16).unwrap();
+        (caught >> (Signal::INT.as_raw() - 1) & 1 == 1).then_some(())
+    });
+    kill_process(Pid::from_child(&check), Signal::INT).unwrap();
+    assert_eq!(check.wait().unwrap().signal(), Some(Signal::INT.as_raw()));
+    daemon.wait_for(1, "cancelled");
+}

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Value, json};
+use signal_hook::consts::SIGKILL;
 use torpor_worker::{Outcome, tell};
 
 use super::connection::{Refusal, client};
@@ -530,12 +531,16 @@ pub(super) fn check(
     json: bool,
 ) -> Result<ExitCode, Outcome> {
     let (id, _) = hand_in(client, spec, None)?;
+    let signals = wait::Signals::catch()?;
     // Should this process vanish, nobody waits for the job any more, and the daemon ends it.
-    let follower = client.clone();
+    let (follower, asking) = (client.clone(), client.clone());
     thread::spawn(move || wait::attend(&follower, id));
-    let checked = try_out(client, id, after);
-    let _ = client.json("POST", &format!("/v1/jobs/{id}/cancel?signal=9"), b"");
-    let (bytes, took) = checked?;
+    let checked = signals.beside(move || try_out(&asking, id, after));
+    wait::cancel(client, id, SIGKILL);
+    let (bytes, took) = match checked {
+        Ok(checked) => checked?,
+        Err(signal) => return Ok(wait::die_by(signal)),
+    };
     match json {
         true => say!("{}", json!({ "bytes": bytes, "took_ms": took })),
         false => {

@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::io::{self, Read, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -89,6 +90,24 @@ impl Signals {
         let signals = iterator::Signals::new(caught);
         signals.map(Self).map_err(|e| format!("catch signals: {e}"))
     }
+
+    /// Does some work to its end, or until the first of them comes: that is the error. The kernel has this thread handle
+    /// them, and interrupts no other.
+    pub(super) fn beside<T: Send + 'static>(
+        mut self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, i32> {
+        let handle = self.0.handle();
+        let worker = thread::spawn(move || {
+            let done = catch_unwind(AssertUnwindSafe(work));
+            handle.close();
+            done
+        });
+        match self.0.forever().next() {
+            Some(signal) => Err(signal),
+            None => Ok(worker.join().flatten().unwrap_or_else(|panic| resume_unwind(panic))),
+        }
+    }
 }
 
 /// Whether there is anything on standard input that a job could read.
@@ -171,12 +190,12 @@ pub(super) fn to_the_end(
 }
 
 /// Ends the job, should the daemon hear of it.
-fn cancel(client: &Client, id: u64, signal: i32) {
+pub(super) fn cancel(client: &Client, id: u64, signal: i32) {
     let _ = client.json("POST", &format!("/v1/jobs/{id}/cancel?signal={signal}"), b"");
 }
 
 /// Ends this process by a signal. A core file would be ours, and say nothing.
-fn die_by(signal: i32) -> ExitCode {
+pub(super) fn die_by(signal: i32) -> ExitCode {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let maximum = getrlimit(Resource::Core).maximum;
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum });
