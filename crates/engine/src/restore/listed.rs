@@ -112,7 +112,7 @@ fn missing(view: &View<'_>, plan: &[Request]) -> Result<Vec<Unlisted>> {
     groups(view, &mut things);
     networks(view, spaces, plan, &mut things)?;
     limits_of_ipc(view, spaces, &mut things)?;
-    archives(view, plan, &mut things);
+    archives(view, plan, &mut things)?;
     Ok(things.missing)
 }
 
@@ -358,11 +358,16 @@ fn limits_of_ipc(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) 
 
 /// The archives that file systems are filled from are those that were read. What is in them is compared
 /// while they are unpacked.
-fn archives(view: &View<'_>, plan: &[Request], things: &mut Things<'_>) {
-    for image in view.planned.forest.archives() {
+fn archives(view: &View<'_>, plan: &[Request], things: &mut Things<'_>) -> Result<()> {
+    for device in view.planned.forest.filled() {
+        let image = kind::TMPFS_DEV.file_name(device);
+        if !view.images.has(kind::TMPFS_DEV, device)? {
+            return Err(Error::invalid(image, "is missing: a mount is filled from it"));
+        }
         let is = |ask: &Ask| matches!(ask, Ask::Fill(_));
         things.expect_any(&image, "fills a new file system", plan, is);
     }
+    Ok(())
 }
 
 #[cfg(test)]

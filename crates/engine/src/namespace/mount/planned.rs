@@ -113,14 +113,13 @@ impl Forest {
         Some(WantedPeers { group: of(mount.shared), master: of(mount.master) })
     }
 
-    /// The archives that new file systems are filled from.
-    pub(crate) fn archives(&self) -> BTreeSet<String> {
+    /// The devices of new file systems that are filled from archives.
+    pub(crate) fn filled(&self) -> BTreeSet<u64> {
         let is_filled = |node: &Node| {
             let made = self.source(*node) == Ok(ContentSource::FileSystem);
             made && self.mount(*node).ty.origin == Origin::Filled
         };
-        let devices = self.nodes().filter(is_filled).map(|node| self.mount(node).dev);
-        devices.map(|device| kind::TMPFS_DEV.file_name(device.into())).collect()
+        self.nodes().filter(is_filled).map(|node| self.mount(node).dev.into()).collect()
     }
 }
 
