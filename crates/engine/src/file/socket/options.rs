@@ -345,6 +345,13 @@ fn unpack(word: u64) -> Instruction {
     }
 }
 
+/// A filter that lets packets with this word, in network byte order, at this place come: an offset of classic BPF
+/// (linux/filter.h), be it of what the kernel knows of a packet.
+pub(super) fn only_with(place: u32, word: u32) -> [Instruction; 4] {
+    let i = |code, jt, jf, k| Instruction { code, jt, jf, k };
+    [i(0x20, 0, 0, place), i(0x15, 0, 1, word), i(0x06, 0, 0, u32::MAX), i(0x06, 0, 0, 0)]
+}
+
 /// The filter of a socket; empty for none.
 pub(crate) fn filter_of(wanted: &SocketOptions) -> Vec<Instruction> {
     wanted.filter.iter().map(|word| unpack(*word)).collect()

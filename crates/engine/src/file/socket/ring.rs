@@ -15,6 +15,7 @@ use torpor_policy::{PacketSocket, Ring, RingPosition};
 use torpor_sys::socket::{self, Instruction, Message};
 use torpor_sys::vm::{self, Window};
 
+use super::options::only_with;
 use super::packet::{TPACKET_V3, address};
 use crate::dump::tasks::Task;
 use crate::error::{Context, Error, Result};
@@ -304,8 +305,7 @@ impl NewRing {
     /// Takes its own sender's frames only: another restore may fill a ring beside this one.
     fn only_own(&self) -> [Instruction; 4] {
         const SENDER: u32 = libc::SKF_LL_OFF.cast_unsigned() + ADDRESS;
-        let i = |code, jt, jf, k| Instruction { code, jt, jf, k };
-        [i(0x20, 0, 0, SENDER), i(0x15, 0, 1, self.name), i(0x06, 0, 0, u32::MAX), i(0x06, 0, 0, 0)]
+        only_with(SENDER, self.name)
     }
 
     fn word(&self, slot: u32, offset: usize) -> std::io::Result<u32> {

@@ -316,8 +316,7 @@ fn send_all(fd: BorrowedFd<'_>, mut data: &[u8]) -> std::io::Result<()> {
 /// would answer others before all sockets are there.
 fn only_marked() -> [Instruction; 4] {
     const PACKET_MARK: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_MARK).cast_unsigned();
-    let i = |code, jt, jf, k| Instruction { code, jt, jf, k };
-    [i(0x20, 0, 0, PACKET_MARK), i(0x15, 0, 1, MARK), i(0x06, 0, 0, u32::MAX), i(0x06, 0, 0, 0)]
+    options::only_with(PACKET_MARK, MARK)
 }
 
 impl Sleeping {
