@@ -1,5 +1,7 @@
 //! What is decided about pods and checkpoints.
 
+use std::sync::LazyLock;
+
 use super::*;
 use crate::checkpoint::{begun, new, ready};
 use crate::pod::GATE;
@@ -41,16 +43,14 @@ fn checkpoint(source: &Value) -> Value {
     one
 }
 
+/// One with nothing but pods and checkpoints.
+fn world<'a>(pods: &'a [Value], checkpoints: &'a [Value]) -> World<'a> {
+    static NONE: LazyLock<Nodes> = LazyLock::new(Nodes::default);
+    World { pods, checkpoints, policies: &[], migrations: &[], drained: &[], nodes: &NONE }
+}
+
 fn decided(pods: &[Value], checkpoints: &[Value]) -> Vec<Action> {
-    let world = World {
-        pods,
-        checkpoints,
-        policies: &[],
-        migrations: &[],
-        drained: &[],
-        nodes: &Nodes::default(),
-    };
-    decide(world, LIMITS, time::parse(NOW).unwrap())
+    decide(world(pods, checkpoints), LIMITS, time::parse(NOW).unwrap())
 }
 
 /// A pod that has to give way.
@@ -71,14 +71,7 @@ fn nobody_waits_for_a_pod_that_is_not_saved() {
     let new = pod("n", "0", true);
     let decided = |old: &Value, drained: &[String]| {
         let pods = [old.clone(), new.clone()];
-        let world = World {
-            pods: &pods,
-            checkpoints: &[],
-            policies: &[],
-            migrations: &[],
-            drained,
-            nodes: &Nodes::default(),
-        };
+        let world = World { drained, ..world(&pods, &[]) };
         decide(world, LIMITS, time::parse(NOW).unwrap())
     };
     let mut old = deleted(pod("o", "0", false));
@@ -117,14 +110,7 @@ fn where_pods_always_start_warm_the_first_one_starts_cold() {
     });
     let decided = |pods: &[Value], checkpoints: &[Value]| {
         let policies = std::slice::from_ref(&policy);
-        let world = World {
-            pods,
-            checkpoints,
-            policies,
-            migrations: &[],
-            drained: &[],
-            nodes: &Nodes::default(),
-        };
+        let world = World { policies, ..world(pods, checkpoints) };
         decide(world, LIMITS, time::parse(NOW).unwrap())
     };
     let waiting: Vec<Value> = ["x", "y", "z"].map(|uid| pod(uid, "", true)).into();
@@ -264,14 +250,7 @@ fn pods_start_warm_by_policy() {
     };
     let decided = |policies: &[Value], checkpoints: &[Value]| {
         let pods = std::slice::from_ref(&new);
-        let world = World {
-            pods,
-            checkpoints,
-            policies,
-            migrations: &[],
-            drained: &[],
-            nodes: &Nodes::default(),
-        };
+        let world = World { policies, ..world(pods, checkpoints) };
         decide(world, LIMITS, time::parse(NOW).unwrap())
     };
     let all = std::slice::from_ref(&snapshot);
@@ -348,14 +327,7 @@ fn a_job_that_is_resumed_finds_what_it_left() {
     assert_eq!(decided(&[], &saved), [], "they are kept while nobody wants them");
     let news: Vec<Value> = (0..8).map(|n| pod(&format!("n{n}"), &n.to_string(), true)).collect();
     let hours = time::parse(NOW).unwrap() + 3600 * 5;
-    let world = World {
-        pods: &news,
-        checkpoints: &saved,
-        policies: &[],
-        migrations: &[],
-        drained: &[],
-        nodes: &Nodes::default(),
-    };
+    let world = world(&news, &saved);
     let mut seen = HashSet::new();
     for action in decide(world, Limits { gate: 1 << 40, ..LIMITS }, hours) {
         let Action::Claim { pod, checkpoint } = action else { panic!("{action:?}") };
