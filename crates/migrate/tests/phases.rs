@@ -6,7 +6,7 @@
 mod support;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -438,7 +438,9 @@ impl Held {
         if self.there.agent.is_none() {
             self.there.start_agent();
         }
-        assert!(self.migration.wait().unwrap().success(), "{what}");
+        let mut said = String::new();
+        self.migration.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert!(self.migration.wait().unwrap().success(), "{what}: {said}");
         assert!(self.counter.running().iter().all(|&(pid, _)| pid != self.counter.pid), "{what}");
         self.counter.goes_on();
         wait_until("it is written down", || self.there.phases("destination") == ["moved"]);

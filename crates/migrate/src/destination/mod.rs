@@ -242,7 +242,7 @@ impl Agent {
             Request::Join { token, round, set } => self.join(line, &token, round, set),
             Request::Query { id } => {
                 self.leave_alone(&id);
-                let reply = settle::answer(&self.settings, &self.identity, &id);
+                let reply = settle::answer(&self.settings.state_dir, &self.identity, &id);
                 line.say(&reply.unwrap_or_else(|error| refusal(&error)))
             }
             Request::Status => line.say(&Reply::Migrations { all: self.migrations()? }),

@@ -1,5 +1,6 @@
 //! Which of the two hosts has the tasks, found out from what is there.
 
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -89,14 +90,19 @@ fn running(record: &Record) -> Result<Option<i32>> {
 ///
 /// # Errors
 /// If the migration is in progress, for longer than an answer can wait; if its record is damaged.
-pub(super) fn answer(settings: &AgentSettings, agent: &str, id: &str) -> Result<Reply> {
+pub(super) fn answer(state_dir: &Path, agent: &str, id: &str) -> Result<Reply> {
     let (start, agent) = (Instant::now(), agent.to_owned());
     loop {
-        if look(&settings.state_dir, Side::Destination, id)?.is_none() {
-            // Who asks has been told that it may come: the record was here, or is another agent's.
+        // Who asks has been told that it may come: the record was here, or is another agent's.
+        let Some(record) = look(state_dir, Side::Destination, id)? else {
             return Ok(Reply::Unknown { agent });
+        };
+        // Whoever works on it may wait for the source to say that it knows.
+        if record.phase == Phase::Moved {
+            let pid = record.tasks.first().map(|root| root.pid);
+            return Ok(Reply::State { phase: Phase::Moved, pid, agent });
         }
-        if let Some(mut ledger) = Ledger::take_over(&settings.state_dir, Side::Destination, id)? {
+        if let Some(mut ledger) = Ledger::take_over(state_dir, Side::Destination, id)? {
             let pid = decide_later(&mut ledger)?;
             return Ok(Reply::State { phase: ledger.record().phase, pid, agent });
         }
@@ -151,6 +157,17 @@ mod tests {
 
     use super::*;
     use crate::record::tests::record;
+
+    /// Whoever works on it would wait for the source, and that for an answer.
+    #[test]
+    fn a_source_that_asks_hears_what_is_written_down() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = Record { phase: Phase::Deciding, ..record() };
+        let mut ledger = Ledger::create(dir.path(), Side::Destination, record).unwrap();
+        ledger.conclude(Phase::Moved);
+        let said = answer(dir.path(), "a", &ledger.record().id).unwrap();
+        assert!(matches!(said, Reply::State { phase: Phase::Moved, .. }), "{said:?}");
+    }
 
     #[test]
     fn a_tree_that_was_let_go_in_part_is_ended() {
