@@ -56,6 +56,13 @@ impl Task {
         self.lives() && !is_ending && !status.is_killed()
     }
 
+    /// Whether a job of ours, or somebody else, traces it.
+    #[must_use]
+    pub(crate) fn is_traced(&self) -> bool {
+        let tracer = proc::status(self.pid).map(|status| status.number("TracerPid", 10));
+        self.lives() && tracer.is_ok_and(|pid| pid.is_some_and(|pid| pid != 0))
+    }
+
     /// Kills it, and waits until it has ended.
     pub(crate) fn end(&self) {
         self.signal(Signal::KILL);

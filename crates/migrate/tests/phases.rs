@@ -205,6 +205,29 @@ fn an_agent_that_hangs_is_not_waited_for() {
     }
 }
 
+/// Neither the agent nor the command goes on, and the destination has not been told to go: nobody need be asked.
+#[test]
+fn an_agent_and_a_command_that_hang_are_not_waited_for() {
+    for (mode, point, is_stopped) in PHASES {
+        let mut held = Held::start_with(mode, point, "true", &["--patience", "2"]);
+        if mode == "post-copy" {
+            wait_until("it is written down", || held.here.phases("source") == ["deciding"]);
+        }
+        let agent = Pid::from_child(held.there.agent.as_ref().unwrap());
+        [agent, Pid::from_child(&held.migration)]
+            .into_iter()
+            .for_each(|pid| kill_process(pid, Signal::STOP).unwrap());
+        assert!(!is_stopped || held.counter.running().contains(&(held.counter.pid, false)));
+        assert!(!held.migration.wait().unwrap().success(), "{mode} at {point}");
+        held.counter.goes_on();
+        wait_until(&format!("{mode} at {point}: it is decided"), || {
+            held.here.phases("source") == ["stayed"]
+        });
+        kill_process(agent, Signal::CONT).unwrap();
+        held.ends_here(mode, point);
+    }
+}
+
 /// A command that neither ends nor goes on is ended by the process that looks on: the tasks go on, and the agent has
 /// let them go.
 #[test]

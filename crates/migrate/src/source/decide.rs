@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::progress::{Awaited, Reminder};
 use crate::record::{Ledger, Phase, Record};
 use crate::runtime;
+use crate::task::Task;
 use crate::wire::Peer;
 use crate::wire::frame::Line;
 use crate::wire::message::{Reply, Request};
@@ -22,6 +23,8 @@ use crate::wire::message::{Reply, Request};
 const PATIENCE: Duration = Duration::from_secs(60);
 /// For an answer: the destination waits for whoever works on the migration, and for its restore.
 const ANSWER: Duration = Duration::from_secs(90);
+/// How long a job may take to let go of the tasks. Nobody else traces them: no dump would have got hold of them.
+const LET_GO: Duration = Duration::from_secs(30);
 /// How often.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -63,11 +66,11 @@ impl Source<'_> {
                 Ok(pid)
             }
             Verdict::Here => {
-                self.ledger.conclude(Phase::Stayed);
-                go_on(&self.ledger);
-                worker.answer(false)?;
                 // It says that somebody said no.
-                let _ = engine::finish("dump", worker);
+                let done = worker.answer(false).map_err(Error::from);
+                let _ = done.and_then(|()| engine::finish("dump", worker));
+                go_on(&self.ledger);
+                self.ledger.conclude(Phase::Stayed);
                 Err(stays(why))
             }
         }
@@ -82,7 +85,11 @@ impl Source<'_> {
         if let Some(container) = &self.plan.container {
             container.look_away();
         }
-        worker.answer(true)?;
+        if let Err(error) = worker.answer(true) {
+            let error = Error::from(error);
+            self.take_back(worker, &error);
+            return Err(error);
+        }
         // From when the destination is told to go until it says that the tasks run: the link may be lost meanwhile.
         let (mut has_said_go, mut undecided) = (false, None);
         let done = self.serve(&mut worker, &mut has_said_go, &mut undecided);
@@ -119,8 +126,8 @@ impl Source<'_> {
                 Ok(pid)
             }
             Verdict::Here => {
-                self.ledger.conclude(Phase::Stayed);
                 go_on(&self.ledger);
+                self.ledger.conclude(Phase::Stayed);
                 Err(stays(why))
             }
         }
@@ -135,8 +142,8 @@ impl Source<'_> {
         if let Err(error) = engine::finish("dump", worker) {
             tracing::debug!("{error}");
         }
-        self.ledger.conclude(Phase::Stayed);
         go_on(&self.ledger);
+        self.ledger.conclude(Phase::Stayed);
         self.abort(why);
     }
 
@@ -153,11 +160,11 @@ impl Source<'_> {
             match self.link.next(Some(worker), cancel)? {
                 Happening::Said(Reply::Prepared) => {
                     self.downtime.prepared = Some(Instant::now());
-                    *has_said_go = true;
                     // The tasks there wait for pages as long as this command lives.
                     if let Some(watch) = &self.watch {
-                        watch.let_be();
+                        watch.let_be()?;
                     }
+                    *has_said_go = true;
                     *undecided = Some(self.awaited().decision());
                     self.link.say(&Request::Go)?;
                 }
@@ -207,12 +214,15 @@ impl Source<'_> {
     /// answer here, while the tasks run there.
     fn record_decision(&mut self, frozen: Frozen, waiting: Option<&Worker>) -> Result<()> {
         let Frozen { tasks, stopped } = frozen;
-        if let (Some(watch), Some(job)) = (&self.watch, waiting) {
-            watch.entrust(job);
-        }
-        let written = self.ledger.advance(Phase::Deciding, |record| {
-            record.tasks.clone_from(&tasks);
-            record.stopped = stopped;
+        let told = match (&self.watch, waiting) {
+            (Some(watch), Some(job)) => watch.entrust(job),
+            _ => Ok(()),
+        };
+        let written = told.and_then(|()| {
+            self.ledger.advance(Phase::Deciding, |record| {
+                record.tasks.clone_from(&tasks);
+                record.stopped = stopped;
+            })
         });
         if let Err(error) = written {
             // The destination is not told to go: they stay here, whatever the record says by now.
@@ -363,9 +373,14 @@ fn end(ledger: &Ledger) {
 }
 
 /// Lets the tasks go on that were stopped for the decision, and no others: one that was stopped before forgets the signal
-/// that it got for it when somebody lets it go on.
+/// that it got for it when somebody lets it go on. The job lets go of them before, or it could stop them once more behind
+/// that: signals that it has held back are sent again.
 pub(super) fn go_on(ledger: &Ledger) {
     let record = ledger.record();
+    let start = Instant::now();
+    while record.tasks.iter().any(Task::is_traced) && start.elapsed() < LET_GO {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     if let Some(container) = &record.container {
         container.look_on();
     }

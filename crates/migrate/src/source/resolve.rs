@@ -1,6 +1,7 @@
 //! What becomes of a migration whose command has ended too early, on the host of the source.
 
-use std::os::fd::AsFd;
+use std::io::ErrorKind::{BrokenPipe, ConnectionReset};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -43,10 +44,10 @@ enum Word {
     Done,
     /// The command lives.
     Beat,
-    /// Tasks at the destination need the command, whether it hangs for a while or not.
+    /// The destination is about to be told to go: tasks there will need the command, whether it hangs for a while or not.
     LetBe,
-    /// The job that holds the tasks comes along, as a descriptor: it waits for the answer that the command may not live to
-    /// give.
+    /// The same, and the job that holds the tasks comes along, as a descriptor: it waits for the answer that the command may
+    /// not live to give.
     Job,
 }
 
@@ -90,17 +91,29 @@ impl Watch {
         Ok(Self { channel, _alive: alive })
     }
 
-    /// From now on this process may hang.
-    pub(super) fn let_be(&self) {
-        // If it is gone, it is.
-        let _ = self.channel.send(&Word::LetBe, &[]);
+    /// The destination is about to be told to go, and from now on this process may hang.
+    ///
+    /// # Errors
+    /// If it lives and cannot be told: it would think that the destination was told nothing.
+    pub(super) fn let_be(&self) -> Result<()> {
+        self.tell(Word::LetBe, &[])
     }
 
-    /// From now on it gives this job its answer if this process does not: until then the tasks stay as they are, and their
-    /// packets are held back.
-    pub(super) fn entrust(&self, job: &Worker) {
-        // If it is gone, it is.
-        let _ = self.channel.send(&Word::Job, &[job.as_fd()]);
+    /// The destination is about to be told to go, and from now on it gives this job its answer if this process does not: until
+    /// then the tasks stay as they are, and their packets are held back.
+    ///
+    /// # Errors
+    /// As [`Watch::let_be`].
+    pub(super) fn entrust(&self, job: &Worker) -> Result<()> {
+        self.tell(Word::Job, &[job.as_fd()])
+    }
+
+    fn tell(&self, word: Word, fds: &[BorrowedFd<'_>]) -> Result<()> {
+        match self.channel.send(&word, fds) {
+            // If it is gone, it is.
+            Err(e) if [BrokenPipe, ConnectionReset].contains(&e.kind()) => Ok(()),
+            told => told.context(|| "tell the process that looks on".to_owned()),
+        }
     }
 
     /// There is nothing to look after any more.
@@ -144,20 +157,22 @@ pub(crate) fn watch(state_dir: &Path, id: &str, patience: u32, keys: Option<Keys
             owner.inspect(|owner| owner.signal(Signal::KILL));
         }
     }
-    ask_all_day(state_dir, id, keys.as_ref(), &mut job)
+    // One that was not told to go cannot do so any more: its line to the command is gone.
+    let was_told = may_hang || job.is_some();
+    ask_all_day(state_dir, id, keys.as_ref(), (&mut job, !was_told))
 }
 
-/// Brings a migration to its end whenever the destination answers.
+/// Brings a migration to its end: with `keep_here` as soon as it can, or else whenever the destination answers.
 fn ask_all_day(
     state_dir: &Path,
     id: &str,
     keys: Option<&Keys>,
-    job: &mut Option<Heir>,
+    (job, keep_here): (&mut Option<Heir>, bool),
 ) -> Result<()> {
     let start = Instant::now();
     // Without a record nobody can know any more what it was.
     while look(state_dir, Side::Source, id)?.is_some() {
-        match bring_to_end(state_dir, id, job, false, keys.cloned(), AT_ONCE) {
+        match bring_to_end(state_dir, id, job, keep_here, keys.cloned(), AT_ONCE) {
             Ok(_) => break,
             Err(error) if start.elapsed() > DAY => return Err(error),
             Err(error) => tracing::debug!("{error}"),
@@ -245,6 +260,7 @@ fn settle(
             if !was_here {
                 return Ok("it has not moved, and has ended when this host was restarted");
             }
+            answer(job.take(), false, PATIENCE);
             go_on(ledger);
             Ok("it goes on here")
         }
