@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use torpor_images::dir::PARENT_LINK;
 use torpor_images::{ImageDir, ParentElsewhere};
-use torpor_policy::collect::Network;
+use torpor_policy::collect::OpenNetwork;
 use torpor_policy::groups::Roots;
 use torpor_policy::{Ask, Capabilities, Checked, Origin, Passed, Request, Violation};
 
@@ -231,8 +231,8 @@ fn memory() -> u64 {
 }
 
 /// What anybody may have in the network namespaces that the caller gives.
-fn networks(opts: &Options) -> Result<Vec<(Option<String>, Network)>> {
-    let read = |space: BorrowedFd<'_>| run_in(&[space], || Ok(Network::of(&reader::here)));
+fn networks(opts: &Options) -> Result<Vec<(Option<String>, OpenNetwork)>> {
+    let read = |space: BorrowedFd<'_>| run_in(&[space], || Ok(OpenNetwork::of(&reader::here)));
     let mut all = vec![];
     if let Some(join) = opts.given.join_ns.iter().find(|join| join.kind == JoinNsKind::Net) {
         let what = || format!("open namespace {}", join.file.display());

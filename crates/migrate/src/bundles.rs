@@ -15,7 +15,7 @@ use torpor_kernel::mountinfo;
 use crate::error::{Context, Error, Result};
 use crate::record::{Side, all, new_id};
 use crate::report::megabytes;
-use crate::runtime::{self, Known};
+use crate::runtime::{self, KnownContainer};
 
 /// The bundles below a state directory.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(crate) struct Bundles {
     /// Containers that are on their way to this host.
     coming: Vec<String>,
     /// Those that runc knows here.
-    known: Vec<Known>,
+    known: Vec<KnownContainer>,
 }
 
 /// What is known of the container of a bundle.

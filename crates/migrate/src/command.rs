@@ -105,7 +105,7 @@ pub struct MigrateCommand {
     /// What rounds bring of the tasks other than pages, before the last one: their structure as it
     /// was in the first round, or all of it each time
     #[arg(long, value_name = "STATE", value_enum, default_value = "global")]
-    state: State,
+    state: RoundState,
     /// Take rounds until the pause is expected to be this short
     #[arg(long, value_name = "MS", default_value_t = 50)]
     max_downtime: u64,
@@ -154,7 +154,7 @@ pub struct MigrateCommand {
 
 /// What rounds bring of the tasks other than pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum State {
+enum RoundState {
     /// Nothing after the first round.
     Global,
     /// All of it.
@@ -397,7 +397,7 @@ fn start(command: MigrateCommand) -> Result<ExitCode> {
         key_files: command.keys.options(),
         mode,
         build_after: command.start_restore_after,
-        full_state: command.state == State::Full,
+        full_state: command.state == RoundState::Full,
         max_downtime: Duration::from_millis(command.max_downtime),
         max_rounds: command.max_rounds,
         bandwidth: command.bandwidth,

@@ -30,7 +30,7 @@ const MOST: f64 = 100.0;
 
 /// What is comparable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Kind {
+pub(crate) struct MoveKind {
     /// The agent that it goes to.
     pub to: String,
     /// How it is done.
@@ -46,7 +46,7 @@ pub(crate) struct Kind {
     pub is_measured: bool,
 }
 
-impl Kind {
+impl MoveKind {
     /// Whether what one of them took says something about the other one.
     fn is_like(&self, other: &Self) -> bool {
         self.size.is_like(other.size) && *self == Self { size: self.size, ..other.clone() }
@@ -122,7 +122,7 @@ impl Factors {
 /// A migration that was.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sample {
-    kind: Kind,
+    kind: MoveKind,
     factors: Factors,
     /// How long its rounds took, if there were several.
     pace: Option<Pace>,
@@ -134,7 +134,7 @@ pub(crate) struct Sample {
 impl Sample {
     /// A migration of a kind: how far it was off, and what its rounds were.
     #[must_use]
-    pub(crate) fn new(kind: Kind, factors: Factors, rounds: &[Round], mode: Mode) -> Self {
+    pub(crate) fn new(kind: MoveKind, factors: Factors, rounds: &[Round], mode: Mode) -> Self {
         // Pages that were fetched when the tasks ran there are of no round that they waited for.
         let waited = rounds.len() - usize::from(mode.is_lazy());
         let last = match rounds {
@@ -188,7 +188,7 @@ impl Experience {
 
     /// What migrations of this kind say, if there were any.
     #[must_use]
-    pub(crate) fn lesson(&self, kind: &Kind) -> Option<Lesson> {
+    pub(crate) fn lesson(&self, kind: &MoveKind) -> Option<Lesson> {
         let like = self.samples.iter().rev().filter(|it| it.kind.is_like(kind)).take(COUNTED);
         let like: Vec<&Sample> = like.collect();
         let all = |of: fn(&Factors) -> f64| median(like.iter().map(|it| of(&it.factors)));
@@ -243,14 +243,14 @@ mod tests {
         Pause { freeze, transfer, restore }
     }
 
-    fn kind(mode: Mode) -> Kind {
+    fn kind(mode: Mode) -> MoveKind {
         of("server", 1, 100, mode)
     }
 
-    fn of(program: &str, tasks: u32, mebibytes: u64, mode: Mode) -> Kind {
+    fn of(program: &str, tasks: u32, mebibytes: u64, mode: Mode) -> MoveKind {
         let shape = Shape { tasks, memory: mebibytes << 20, ..Shape::default() };
         let (to, program, size) = ("there".to_owned(), program.to_owned(), Size::of(&shape));
-        Kind { to, mode, is_container: false, program, size, is_measured: false }
+        MoveKind { to, mode, is_container: false, program, size, is_measured: false }
     }
 
     /// A graph of a gigabyte says nothing about a tree of processes, nor about a small graph.
@@ -259,7 +259,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let factors = Factors::between(&pause(1, 1, 1), &pause(2, 2, 2));
         let graph = of("walker", 1, 1000, Mode::PreCopy);
-        let measured = Kind { is_measured: true, ..graph.clone() };
+        let measured = MoveKind { is_measured: true, ..graph.clone() };
         let sample = Sample { kind: graph, factors, pace: None, last: None };
         Experience::of(dir.path()).add(sample).unwrap();
         assert!(

@@ -14,7 +14,7 @@ use crate::violation::Violation;
 
 /// What is given: the root file system, or the volume that this mount of the configuration is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Whole {
+enum CoveredTree {
     Root,
     Volume(usize),
 }
@@ -24,7 +24,7 @@ enum Whole {
 struct Cover<'s> {
     /// Where the configuration has it.
     at: &'s str,
-    of: Whole,
+    of: CoveredTree,
     /// Its place there.
     below: PathBuf,
     /// Whether what is below may be seen, but not written to.
@@ -89,15 +89,15 @@ pub(crate) fn hidden_sockets(requests: &[Request]) -> Vec<Violation> {
 fn covers<'s>(spec: &'s Spec, passed: &Passed) -> Vec<Cover<'s>> {
     let mounts = spec.mounts.iter().enumerate().filter_map(|(index, mount)| {
         let (of, below) = whole(spec, index, &mount.destination)?;
-        let inside = of != Whole::Root && !below.as_os_str().is_empty();
+        let inside = of != CoveredTree::Root && !below.as_os_str().is_empty();
         inside.then_some(Cover { at: &mount.destination, of, below, protects: false })
     });
     let paths = |paths: &'s [String], protects| {
         let covers = paths.iter().filter_map(move |path| {
             let (of, below) = whole(spec, spec.mounts.len(), path)?;
             let source = match of {
-                Whole::Root => &spec.root.path,
-                Whole::Volume(index) => &spec.mounts.get(index)?.source,
+                CoveredTree::Root => &spec.root.path,
+                CoveredTree::Volume(index) => &spec.mounts.get(index)?.source,
             };
             let there = Path::new(source).join(&below);
             let exists = passed.exists.is_some_and(|exists| exists(&there.to_string_lossy()));
@@ -110,15 +110,15 @@ fn covers<'s>(spec: &'s Spec, passed: &Passed) -> Vec<Cover<'s>> {
 }
 
 /// What a path of the container is a part of, after the first `count` mounts; `None` if that is a file system that is made.
-fn whole(spec: &Spec, count: usize, path: &str) -> Option<(Whole, PathBuf)> {
+fn whole(spec: &Spec, count: usize, path: &str) -> Option<(CoveredTree, PathBuf)> {
     let path = plain(path);
     let above = spec.mounts.iter().enumerate().take(count);
     let above = above.filter(|(_, mount)| path.starts_with(plain(&mount.destination)));
     let above = above.max_by_key(|(_, mount)| plain(&mount.destination).components().count());
     let (of, from) = match above {
-        None => (Whole::Root, PathBuf::from("/")),
+        None => (CoveredTree::Root, PathBuf::from("/")),
         Some((index, mount)) if mount.is_bind() => {
-            (Whole::Volume(index), plain(&mount.destination))
+            (CoveredTree::Volume(index), plain(&mount.destination))
         }
         Some(_) => return None,
     };
@@ -126,15 +126,15 @@ fn whole(spec: &Spec, count: usize, path: &str) -> Option<(Whole, PathBuf)> {
 }
 
 /// What of all that is given a mount shows, and which directory of it.
-fn shown(mount: &Mount, all: &[&Mount], spec: &Spec) -> Option<(Whole, PathBuf)> {
+fn shown(mount: &Mount, all: &[&Mount], spec: &Spec) -> Option<(CoveredTree, PathBuf)> {
     let volume = |fits: &dyn Fn(&str, &str) -> bool| {
         let mut binds = spec.mounts.iter().enumerate().filter(|(_, wanted)| wanted.is_bind());
         // Of several at one place the last one lies on top.
         let found = binds.rfind(|(_, wanted)| fits(&wanted.destination, &wanted.source));
-        found.map(|(index, wanted)| (Whole::Volume(index), wanted.source.as_str()))
+        found.map(|(index, wanted)| (CoveredTree::Volume(index), wanted.source.as_str()))
     };
     match &mount.from {
-        From::Root => Some((Whole::Root, PathBuf::new())),
+        From::Root => Some((CoveredTree::Root, PathBuf::new())),
         From::Given { key, path } => {
             let by_key = volume(&|at, _| plain(at) == plain(key));
             let by_path = || volume(&|_, source| path.as_deref().map(plain) == Some(plain(source)));

@@ -129,7 +129,7 @@ pub use rules::{Grant, Limit, Need, Policy, Rules};
 pub use runtime::shows_own_groups;
 pub use scheduling::Scheduling;
 pub use seccomp::Seccomp;
-pub use sharing::{Sharing, TableNumber};
+pub use sharing::{SharedParts, TableNumber};
 pub use signal_owner::SignalOwner;
 pub use socket::{Socket, SocketGroups, SocketKind, SocketSetup};
 pub use socket_options::{SocketOption, SocketOptions};

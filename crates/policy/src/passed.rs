@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use torpor_images::proto::UsernsEntry;
 
 use crate::capabilities::{Capabilities, number};
-use crate::collect::anybody::Network;
+use crate::collect::anybody::OpenNetwork;
 use crate::doubles::check_doubles;
 use crate::groups::Roots;
 use crate::judge::Origin;
@@ -47,7 +47,7 @@ pub struct Passed {
     pub user_maps: Option<UsernsEntry>,
     /// Network namespaces that are given: the keys of those that are handed over, none for the one that
     /// is joined, and what anybody may have there.
-    pub networks: Vec<(Option<String>, Network)>,
+    pub networks: Vec<(Option<String>, OpenNetwork)>,
     /// The keys of open files that are handed over. A namespace is none.
     pub files: Vec<String>,
     /// Network namespaces are made, but nothing in them.

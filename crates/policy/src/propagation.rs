@@ -30,7 +30,7 @@ pub(crate) fn beyond(grant: Grant, requests: &[Request], passed: &Passed) -> Vec
     });
     let mounts: Vec<(&str, &Mount)> = mounts.collect();
     let all: Vec<&Mount> = mounts.iter().map(|(_, mount)| *mount).collect();
-    let groups = Groups::of(&all);
+    let groups = PeerGroups::of(&all);
     // A file system that is made has no peers.
     let given = mounts.iter().filter(|(_, mount)| mount.from != From::FileSystem);
     let found = given.filter_map(|(image, mount)| {
@@ -54,7 +54,7 @@ pub(crate) fn beyond(grant: Grant, requests: &[Request], passed: &Passed) -> Vec
 }
 
 /// The peer groups of images.
-struct Groups {
+struct PeerGroups {
     inside: HashSet<u32>,
     /// Those that have peers on this host.
     shared: HashSet<u32>,
@@ -62,14 +62,14 @@ struct Groups {
     open: HashSet<u32>,
 }
 
-impl Groups {
+impl PeerGroups {
     fn of(all: &[&Mount]) -> Self {
         let groups = |fits: &dyn Fn(&Mount) -> bool| -> HashSet<u32> {
             all.iter().filter(|mount| fits(mount)).filter_map(|mount| mount.peers.group).collect()
         };
         let inside = groups(&|_| true);
         let shared = groups(&|mount| mount.peers.outside);
-        let mut known = Groups { inside, open: shared.clone(), shared };
+        let mut known = PeerGroups { inside, open: shared.clone(), shared };
         // What has a master that gets it gets it, too.
         loop {
             let more = groups(&|mount| known.receives(mount));

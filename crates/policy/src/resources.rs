@@ -14,7 +14,7 @@ pub(crate) struct Resources {
     pub(crate) pids: Pids,
     #[serde(rename = "blockIO")]
     pub(crate) block_io: BlockIo,
-    pub(crate) network: Network,
+    pub(crate) network: PacketMarks,
     #[serde(rename = "hugepageLimits")]
     pub(crate) huge_pages: Vec<HugePages>,
     /// What it may have of the devices of these names.
@@ -101,7 +101,7 @@ pub(crate) struct DeviceRate {
 /// What this host's packet filters and queues know the packets of the group by.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct Network {
+pub(crate) struct PacketMarks {
     #[serde(rename = "classID")]
     pub(crate) class: Option<u32>,
     pub(crate) priorities: Vec<Priority>,

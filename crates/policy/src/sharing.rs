@@ -34,7 +34,7 @@ struct HandlersNumber(u32);
 
 /// What a task has that another one may have as well; of one that has ended nothing is known.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Sharing {
+pub struct SharedParts {
     /// Its table of descriptors.
     pub table: TableNumber,
     directories: DirectoriesNumber,
@@ -67,7 +67,7 @@ impl fmt::Display for TableNumber {
     }
 }
 
-impl Sharing {
+impl SharedParts {
     /// What a task that lives shares, and the namespaces that it lives in, of which some may be those `host` of the
     /// dumping program.
     ///
@@ -94,7 +94,7 @@ impl Sharing {
             let reason = format!("its {what} has no number");
             return Err(Error::Invalid { image: image.file_name(pid.into()), reason });
         }
-        let sharing = Sharing {
+        let sharing = SharedParts {
             table: TableNumber(files_id),
             directories: DirectoriesNumber(fs_id),
             memory: MemoryNumber(vm_id),
@@ -105,13 +105,13 @@ impl Sharing {
 
     /// Whether it has its descriptors together with the other; one that has ended has none.
     #[must_use]
-    pub fn has_table_of(&self, other: &Sharing) -> bool {
+    pub fn has_table_of(&self, other: &SharedParts) -> bool {
         self.table == other.table && self.table != TableNumber::default()
     }
 
     /// Whether it has its directories and its umask together with the other, likewise.
     #[must_use]
-    pub fn has_directories_of(&self, other: &Sharing) -> bool {
+    pub fn has_directories_of(&self, other: &SharedParts) -> bool {
         self.directories == other.directories && self.directories != DirectoriesNumber::default()
     }
 
@@ -120,7 +120,7 @@ impl Sharing {
     ///
     /// # Errors
     /// The image of the second task that has them.
-    pub fn check(all: impl Iterator<Item = (u32, Sharing)>) -> Result<()> {
+    pub fn check(all: impl Iterator<Item = (u32, SharedParts)>) -> Result<()> {
         let (mut memory, mut handlers) = (HashMap::new(), HashMap::new());
         for (pid, sharing) in all {
             let first = [
@@ -169,11 +169,11 @@ mod tests {
     fn numbers_stand_in_the_image_of_the_leader_or_in_one_of_their_own() {
         let (_dir, images) = images();
         let host = HostSpaces::default();
-        let within = Sharing::read(&images, 7, &within(ids()), &host).unwrap();
-        let missing = Sharing::read(&images, 7, &CoreEntry::default(), &host).unwrap_err();
+        let within = SharedParts::read(&images, 7, &within(ids()), &host).unwrap();
+        let missing = SharedParts::read(&images, 7, &CoreEntry::default(), &host).unwrap_err();
         assert!(missing.to_string().contains("ids-7.img"), "{missing}");
         images.write_one(kind::IDS, 7, &ids()).unwrap();
-        let beside = Sharing::read(&images, 7, &CoreEntry::default(), &host).unwrap();
+        let beside = SharedParts::read(&images, 7, &CoreEntry::default(), &host).unwrap();
         assert_eq!(beside, within);
         let (sharing, homes) = beside;
         assert_eq!((sharing.table, sharing.directories), (TableNumber(2), DirectoriesNumber(3)));
@@ -186,7 +186,7 @@ mod tests {
         let (_dir, images) = images();
         let wrong = |ids: TaskKobjIdsEntry| {
             let host = HostSpaces::default();
-            Sharing::read(&images, 7, &within(ids), &host).unwrap_err().to_string()
+            SharedParts::read(&images, 7, &within(ids), &host).unwrap_err().to_string()
         };
         let said = wrong(TaskKobjIdsEntry { files_id: 0, ..ids() });
         assert_eq!(said, "core-7.img: its table of descriptors has no number");
@@ -194,18 +194,19 @@ mod tests {
         assert_eq!(said, "core-7.img: its memory has no number");
         images.write_one(kind::IDS, 7, &TaskKobjIdsEntry { fs_id: 0, ..ids() }).unwrap();
         let host = HostSpaces::default();
-        let said = Sharing::read(&images, 7, &CoreEntry::default(), &host).unwrap_err().to_string();
+        let said =
+            SharedParts::read(&images, 7, &CoreEntry::default(), &host).unwrap_err().to_string();
         assert_eq!(said, "ids-7.img: its set of directories has no number");
     }
 
     #[test]
     fn memory_and_signal_handlers_are_those_of_one_task() {
-        let of = |memory, handlers| Sharing {
+        let of = |memory, handlers| SharedParts {
             memory: MemoryNumber(memory),
             handlers: HandlersNumber(handlers),
-            ..Sharing::default()
+            ..SharedParts::default()
         };
-        let check = |all: &[Sharing]| Sharing::check((7..).zip(all.iter().copied()));
+        let check = |all: &[SharedParts]| SharedParts::check((7..).zip(all.iter().copied()));
         // The numbers of one kind are no numbers of another.
         check(&[of(1, 2), of(2, 1)]).unwrap();
         let said = check(&[of(1, 2), of(2, 1), of(1, 3)]).unwrap_err().to_string();

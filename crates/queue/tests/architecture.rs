@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// All files of the sources, with their text.
@@ -18,28 +17,6 @@ fn sources() -> Vec<(PathBuf, String)> {
         found.push((path, String::from_utf8_lossy(&source).into_owned()));
     }
     found
-}
-
-/// A name means one thing: whoever has read one file does not take another for what it is not.
-#[test]
-fn types_have_names_of_their_own() {
-    let mut defined: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
-    for (file, text) in sources() {
-        // Tests have names of their own.
-        let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
-        for line in text.lines().filter(|_| file.extension().is_some_and(|name| name == "rs")) {
-            let mut words = line.split(|c: char| !c.is_alphanumeric() && c != '_');
-            let kind = words.find(|word| !matches!(*word, "pub" | "crate" | "super" | ""));
-            let is_type =
-                kind.is_some_and(|kind| ["struct", "enum", "trait", "type"].contains(&kind));
-            if let Some(name) = words.next().filter(|_| is_type && !line.starts_with(' ')) {
-                defined.entry(name.to_owned()).or_default().push(file.clone());
-            }
-        }
-    }
-    assert!(defined.len() > 150, "{} types", defined.len());
-    defined.retain(|_, files| files.len() > 1);
-    assert!(defined.is_empty(), "names of more than one thing: {defined:#?}");
 }
 
 /// A job may leave directories in directories until who removes them one by one has no descriptors, or no stack, left. Who

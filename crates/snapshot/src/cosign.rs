@@ -37,14 +37,14 @@ const ALGORITHMS: [&dyn VerificationAlgorithm; 4] =
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Bundle {
+struct CosignBundle {
     media_type: String,
     dsse_envelope: Envelope,
     #[serde(default)]
     verification_material: Material,
 }
 
-impl Bundle {
+impl CosignBundle {
     /// Whether it is of a kind that is read here.
     fn is_known(&self) -> bool {
         self.media_type == BUNDLE && self.dsse_envelope.payload_type == STATEMENT
@@ -79,12 +79,12 @@ struct Signed {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Statement {
+struct InTotoStatement {
     predicate_type: String,
     subject: Vec<Subject>,
 }
 
-impl Statement {
+impl InTotoStatement {
     /// Whether it is about the manifest with this digest.
     fn is_about(&self, digest: &str) -> bool {
         let hex = hex_of(digest);
@@ -154,9 +154,9 @@ pub fn claimed(reference: &Reference, digest: &str) -> Result<Vec<String>> {
 
 /// Who is said by a bundle to have signed the manifest with this digest; nobody by what is no bundle, or tells of something else.
 fn claim(bundle: &[u8], digest: &str) -> Option<String> {
-    let bundle: Bundle = serde_json::from_slice(bundle).ok()?;
+    let bundle: CosignBundle = serde_json::from_slice(bundle).ok()?;
     let payload = STANDARD.decode(&bundle.dsse_envelope.payload).ok()?;
-    let statement: Statement = serde_json::from_slice(&payload).ok()?;
+    let statement: InTotoStatement = serde_json::from_slice(&payload).ok()?;
     if !bundle.is_known() || statement.predicate_type != SIGNED || !statement.is_about(digest) {
         return None;
     }
@@ -193,14 +193,14 @@ fn verify(bundle: &[u8], digest: &str, keys: &[Key]) -> Result<Option<String>> {
     let wrong = |why: &str| Err(Error::new(format!("the signature of cosign {why}")));
     let binary =
         |text: &str| STANDARD.decode(text).map_err(|e| Error::new(e.to_string()).during(what()));
-    let bundle: Bundle = serde_json::from_slice(bundle).context(what)?;
+    let bundle: CosignBundle = serde_json::from_slice(bundle).context(what)?;
     if !bundle.is_known() {
         return wrong("is of a kind that is not known here");
     }
     let dsse_envelope = bundle.dsse_envelope;
     let payload = binary(&dsse_envelope.payload)?;
     let message = encoded(&dsse_envelope.payload_type, &payload);
-    let statement: Statement = serde_json::from_slice(&payload).context(what)?;
+    let statement: InTotoStatement = serde_json::from_slice(&payload).context(what)?;
     if statement.predicate_type != SIGNED {
         return Ok(None);
     }

@@ -29,7 +29,7 @@ use crate::{cache, interrupt, sealed_pack};
 mod pack;
 mod wanted;
 
-use pack::Pack;
+use pack::ComingPack;
 pub(crate) use wanted::{Chunk, Wanted};
 
 /// How much is asked for at once in the background.
@@ -57,7 +57,7 @@ pub struct Fetch<'s> {
     store: &'s dyn Store,
     /// The directory of the images.
     place: File,
-    packs: Vec<Pack>,
+    packs: Vec<ComingPack>,
     /// Whether they are in the cache as well.
     cached: bool,
     requests: AtomicU64,
@@ -89,7 +89,7 @@ impl<'s> Fetch<'s> {
             true => sealed_pack::wanted(description, manifest, dir)?,
             false => wanted::wanted(description, manifest, &ImageDir::open(dir)?)?,
         };
-        let packs = wanted.into_iter().map(|wanted| Pack::open(dir, wanted, cached));
+        let packs = wanted.into_iter().map(|wanted| ComingPack::open(dir, wanted, cached));
         let packs = packs.collect::<Result<Vec<_>>>()?;
         let (requests, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
         Ok(Self {
@@ -154,7 +154,7 @@ impl<'s> Fetch<'s> {
     }
 
     /// The pack with the file `number`.
-    fn pack_of(&self, number: u32) -> Option<&Pack> {
+    fn pack_of(&self, number: u32) -> Option<&ComingPack> {
         self.packs.iter().find(|pack| pack.files.contains_key(&number))
     }
 
@@ -227,7 +227,11 @@ impl<'s> Fetch<'s> {
     }
 
     /// Those of these chunks that are not in place; what is there from earlier is written down.
-    fn missing(&self, pack: &Pack, chunks: impl IntoIterator<Item = usize>) -> Result<Vec<usize>> {
+    fn missing(
+        &self,
+        pack: &ComingPack,
+        chunks: impl IntoIterator<Item = usize>,
+    ) -> Result<Vec<usize>> {
         let mut found = 0;
         let missing = pack.missing(chunks, &mut found)?;
         self.note_came(found);
@@ -235,7 +239,7 @@ impl<'s> Fetch<'s> {
     }
 
     /// Brings chunks in, those that are near to each other in the archive by one request.
-    fn bring(&self, pack: &Pack, mut missing: Vec<usize>) -> Result<()> {
+    fn bring(&self, pack: &ComingPack, mut missing: Vec<usize>) -> Result<()> {
         missing.sort_unstable_by_key(|number| pack.chunks[*number].at);
         let near = |a: &usize, b: &usize| {
             let (a, b) = (pack.chunks[*a], pack.chunks[*b]);
@@ -254,7 +258,7 @@ impl<'s> Fetch<'s> {
         Ok(())
     }
 
-    fn bring_together(&self, pack: &Pack, numbers: &[usize]) -> Result<()> {
+    fn bring_together(&self, pack: &ComingPack, numbers: &[usize]) -> Result<()> {
         let (Some(first), Some(last)) = (numbers.first(), numbers.last()) else { return Ok(()) };
         let part = pack.chunks[*first].at..pack.chunks[*last].range().end;
         let _coming = pack.expect(numbers);
@@ -372,12 +376,12 @@ impl<'s> Fetch<'s> {
         &self,
         size: u64,
         wanted: &dyn Fn(&Chunk) -> bool,
-        work: &(dyn Fn(&Pack, &[usize]) -> Result<()> + Sync),
+        work: &(dyn Fn(&ComingPack, &[usize]) -> Result<()> + Sync),
     ) -> Result<()> {
         let parts = self.packs.iter().flat_map(|pack| {
             pack.parts(size, wanted).into_iter().map(move |numbers| (pack, numbers))
         });
-        let parts: Vec<(&Pack, Vec<usize>)> = parts.collect();
+        let parts: Vec<(&ComingPack, Vec<usize>)> = parts.collect();
         let todo = Mutex::new(parts.into_iter());
         let all = || {
             loop {
@@ -462,7 +466,7 @@ mod tests {
     }
 
     /// A pack of so many chunks of this size, of which every other one is needed first; it comes to `dir`.
-    fn pack(dir: &Path, count: u64, size: u64) -> Pack {
+    fn pack(dir: &Path, count: u64, size: u64) -> ComingPack {
         let sum = digest::digest(&SHA256, &vec![0; usize::try_from(size).unwrap()]);
         let chunk = |number: u64| Chunk {
             file: 1,
@@ -480,11 +484,11 @@ mod tests {
             annotations: BTreeMap::new(),
         };
         let chunks = (0..count).map(chunk).collect();
-        Pack::open(dir, Wanted { blob, chunks, cached: [(1, String::new())].into() }, false)
+        ComingPack::open(dir, Wanted { blob, chunks, cached: [(1, String::new())].into() }, false)
             .unwrap()
     }
 
-    fn fetch<'s>(store: &'s Restarted, dir: &Path, pack: Pack) -> Fetch<'s> {
+    fn fetch<'s>(store: &'s Restarted, dir: &Path, pack: ComingPack) -> Fetch<'s> {
         Fetch {
             store,
             place: File::open(dir).unwrap(),

@@ -46,7 +46,7 @@ type PageSum = [u8; PAGE_SUM];
 
 /// A cluster that is stored.
 #[derive(Debug, Clone, Copy)]
-pub struct Stored {
+pub struct StoredCluster {
     pack: u32,
     offset: u64,
     size: u32,
@@ -57,7 +57,7 @@ pub struct Stored {
 /// Pages that are stored already.
 #[derive(Debug, Default)]
 pub struct Known {
-    clusters: Vec<Stored>,
+    clusters: Vec<StoredCluster>,
     /// Number of the cluster, and of the page in it.
     pages: HashMap<PageSum, (u32, u32)>,
 }
@@ -99,7 +99,7 @@ impl Known {
             let (sums, rest) = rest.split_at_checked(count * PAGE_SUM).ok_or_else(wrong)?;
             let sum = head[16..].try_into().map_err(|_| wrong())?;
             let cluster = u32::try_from(self.clusters.len()).map_err(|_| wrong())?;
-            self.clusters.push(Stored { pack, offset: number(0, 8), size, pages, sum });
+            self.clusters.push(StoredCluster { pack, offset: number(0, 8), size, pages, sum });
             for (skip, sum) in (0..).zip(sums.chunks_exact(PAGE_SUM)) {
                 let sum = sum.try_into().map_err(|_| wrong())?;
                 self.pages.entry(sum).or_insert((cluster, skip));
@@ -182,7 +182,7 @@ pub fn gather(dir: &ImageDir, mut known: Known, number: u32, file: &mut File) ->
         memory.places = vec![None; memory.sums.len()];
     }
     known.keep_worthy(all.iter().flat_map(|memory| &memory.sums));
-    let mut pack = Pack {
+    let mut pack = PackWriter {
         number,
         file,
         known,
@@ -278,7 +278,7 @@ fn working_set(dir: &ImageDir, all: &[Memory]) -> Result<Vec<(usize, usize)>> {
 }
 
 /// A pack that is written.
-struct Pack<'f> {
+struct PackWriter<'f> {
     number: u32,
     file: &'f mut File,
     known: Known,
@@ -291,7 +291,7 @@ struct Pack<'f> {
     level: i32,
 }
 
-impl Pack<'_> {
+impl PackWriter<'_> {
     /// Says where a page is, and takes it in if it is nowhere yet. `data` is what it holds, if
     /// it has been read.
     fn place(&mut self, memory: &mut Memory, page: usize, data: Option<&[u8]>) -> Result<()> {
@@ -360,7 +360,7 @@ impl Pack<'_> {
         let size = u32::try_from(stored.len()).map_err(|_| Error::new("a cluster is too long"))?;
         let pages = u32::try_from(self.open.len()).unwrap_or(0);
         let (pack, offset) = (self.number, self.done.len);
-        self.known.clusters.push(Stored { pack, offset, size, pages, sum });
+        self.known.clusters.push(StoredCluster { pack, offset, size, pages, sum });
         self.done.len += u64::from(size);
         self.done.list.extend_from_slice(&offset.to_le_bytes());
         self.done.list.extend_from_slice(&size.to_le_bytes());
@@ -412,7 +412,7 @@ impl Pack<'_> {
 
 /// Pages that stand one behind the other in a cluster.
 struct Part {
-    stored: Stored,
+    stored: StoredCluster,
     /// How many come before them.
     skip: u32,
     pages: u32,
@@ -463,7 +463,7 @@ mod tests {
     #[test]
     fn full_clusters_one_behind_the_other_are_one_entry() {
         let part = |pack, offset, (pages, skip, whole)| {
-            let stored = Stored { pack, offset, size: 100, pages: whole, sum: [7; 32] };
+            let stored = StoredCluster { pack, offset, size: 100, pages: whole, sum: [7; 32] };
             Part { stored, skip, pages }
         };
         let (full, short, half) = ((16, 0, 16), (5, 0, 5), (8, 8, 16));

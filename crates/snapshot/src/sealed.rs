@@ -31,7 +31,7 @@ const MAX_CONTAINER: u64 = 16 << 20;
 pub struct Hidden {
     /// The key, wrapped for the recipients: a `seal.img`, in base64.
     seal: String,
-    /// A [`Container`], in base64.
+    /// A [`SealedContainer`], in base64.
     container: String,
     /// Whether the origin has no more to it than what it says in plain.
     whole_origin: bool,
@@ -39,7 +39,7 @@ pub struct Hidden {
 
 /// What is said of the container to those who have the key.
 #[derive(Debug, Serialize, Deserialize)]
-struct Container {
+struct SealedContainer {
     origin: Origin,
     configuration: String,
     configuration_digest: String,
@@ -118,7 +118,7 @@ impl Seal {
     pub fn hide(&self, open: Description, changes: bool) -> Result<Description> {
         let plain = Origin { from: open.origin.from.clone(), ..Origin::default() };
         let whole_origin = plain == open.origin;
-        let container = Container {
+        let container = SealedContainer {
             origin: open.origin,
             configuration: open.configuration,
             configuration_digest: open.configuration_digest,
@@ -224,7 +224,7 @@ impl Hidden {
         Ok(Checkpoint::new(head.authenticate(&master).context(what)?, &master))
     }
 
-    fn container(&self, checkpoint: &Checkpoint) -> Result<Container> {
+    fn container(&self, checkpoint: &Checkpoint) -> Result<SealedContainer> {
         let what = || "the sealed description of the snapshot";
         let sealed = Cursor::new(binary(&self.container)?);
         let mut text = Vec::new();

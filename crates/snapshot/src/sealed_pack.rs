@@ -44,7 +44,7 @@ pub(crate) fn blocks_of(file: u32, offset: u64, len: u64) -> impl Iterator<Item 
 
 /// What has become of the files of pages.
 #[derive(Debug)]
-pub struct Gathered {
+pub struct GatheredBlocks {
     /// The list of the blocks.
     pub list: Vec<u8>,
     /// The length of all of them.
@@ -56,7 +56,7 @@ pub struct Gathered {
 ///
 /// # Errors
 /// Files that cannot be read or removed; no room.
-pub fn gather(dir: &Path, first: &Blocks, to: &mut File) -> Result<Option<Gathered>> {
+pub fn gather(dir: &Path, first: &Blocks, to: &mut File) -> Result<Option<GatheredBlocks>> {
     let files = files(dir)?;
     if files.is_empty() {
         return Ok(None);
@@ -81,7 +81,7 @@ pub fn gather(dir: &Path, first: &Blocks, to: &mut File) -> Result<Option<Gather
         let path = dir.join(kind::PAGES_PACKED.file_name((*number).into()));
         fs::remove_file(&path).context(|| path.display().to_string())?;
     }
-    Ok(Some(Gathered { list, len: total }))
+    Ok(Some(GatheredBlocks { list, len: total }))
 }
 
 /// The files of pages by their numbers, with their lengths.

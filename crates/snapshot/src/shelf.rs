@@ -83,10 +83,10 @@ pub fn printable(text: &str) -> String {
 }
 
 /// What a list says of a snapshot: where it is, what it says of itself, how many bytes it takes.
-type Listed = (Reference, Description, u64);
+type Shelved = (Reference, Description, u64);
 
 /// The snapshot of this name, if that is one: a place may hold other images.
-fn listed(reference: Reference) -> Result<Option<Listed>> {
+fn listed(reference: Reference) -> Result<Option<Shelved>> {
     let store = store::open(&reference)?;
     let Some(bytes) = store.manifest()? else { return Ok(None) };
     let Ok(manifest) = Manifest::parse(&bytes) else { return Ok(None) };

@@ -86,7 +86,7 @@ pub struct Statement {
 
 /// A signature as it is stored.
 #[derive(Debug, Serialize, Deserialize)]
-struct Stored {
+struct StoredSignature {
     /// The statement: the text that was signed.
     statement: String,
     /// The algorithm.
@@ -97,7 +97,7 @@ struct Stored {
     value: String,
 }
 
-impl Stored {
+impl StoredSignature {
     fn parse(bytes: &[u8]) -> Result<(Self, Statement)> {
         let stored: Self = serde_json::from_slice(bytes).context(|| "the signature")?;
         let statement = serde_json::from_str(&stored.statement).context(|| "the signature")?;
@@ -154,7 +154,7 @@ fn signed(signer: &Signer, statement: &Statement) -> Result<Vec<u8>> {
     let statement = serde_json::to_string(statement).context(|| "the signature")?;
     let Signature { scheme, chain, value } = signer.sign(&message(&statement)).map_err(keys)?;
     let chain = chain.iter().map(|der| STANDARD.encode(der)).collect();
-    let stored = Stored { statement, scheme, chain, value: STANDARD.encode(value) };
+    let stored = StoredSignature { statement, scheme, chain, value: STANDARD.encode(value) };
     serde_json::to_vec(&stored).context(|| "the signature")
 }
 
@@ -208,7 +208,7 @@ fn find(reference: &Reference, digest: &str) -> Result<Option<Vec<u8>>> {
 /// If the signature cannot be read.
 pub fn claimed(reference: &Reference, digest: &str) -> Result<Option<String>> {
     let Some(bytes) = find(reference, digest)? else { return Ok(None) };
-    let (stored, statement) = Stored::parse(&bytes)?;
+    let (stored, statement) = StoredSignature::parse(&bytes)?;
     let certificate = stored.signature()?.claimed().map_err(keys)?;
     let until = statement.expires.map_or_else(|| certificate.not_after(), time);
     Ok(Some(format!("{}, until {until}", certificate.subject())))
@@ -278,7 +278,7 @@ fn own(reference: &Reference, digest: &str, trust: &Trust) -> Result<Option<Stri
 
 /// Who has signed the manifest with this digest, as these bytes say; at the time `now`.
 fn verify(bytes: &[u8], digest: &str, trust: &Trust, now: u64) -> Result<String> {
-    let (stored, statement) = Stored::parse(bytes)?;
+    let (stored, statement) = StoredSignature::parse(bytes)?;
     let signature = stored.signature()?;
     let verified = signature
         .verify(&message(&stored.statement), trust)
@@ -334,7 +334,7 @@ mod tests {
         let trust = Trust::default();
         let text = |bytes: &[u8]| verify(bytes, "sha256:0", &trust, 0).unwrap_err().to_string();
         assert!(text(b"").contains("the signature"));
-        let mut stored = Stored {
+        let mut stored = StoredSignature {
             statement: r#"{"manifest":"sha256:0","created":1,"expires":2}"#.to_owned(),
             scheme: "ed25519".to_owned(),
             chain: vec!["!".to_owned()],

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use torpor_policy::memory::{MemoryArea, ProcessMemory};
 use torpor_policy::process::{NestedPids, ProcessRest, ThreadRest};
 use torpor_policy::{
-    Credentials, Descriptor, NsSet, ProcessLimits, Scheduling, Seccomp, Sharing, TreePlace,
+    Credentials, Descriptor, NsSet, ProcessLimits, Scheduling, Seccomp, SharedParts, TreePlace,
     Whereabouts,
 };
 
@@ -18,7 +18,7 @@ pub(crate) struct TaskImage {
     /// Its place in the tree.
     pub tree: TreePlace,
     /// What it shares besides; nothing of a zombie.
-    pub sharing: Sharing,
+    pub sharing: SharedParts,
     /// The namespaces that it lives in.
     pub homes: NsSet,
     /// What it has besides the following.

@@ -10,7 +10,7 @@ use torpor_policy::process::{self, ProcessRest, state};
 use torpor_policy::seccomp::Filters;
 use torpor_policy::{
     Credentials, Descriptor, Inventory, NsSet, OpenFile, ProcessLimits, Scheduling, Seccomp,
-    Sharing, TableNumber, TreePlace, Whereabouts,
+    SharedParts, TableNumber, TreePlace, Whereabouts,
 };
 
 use super::image::TaskImage;
@@ -70,7 +70,7 @@ pub(crate) fn load(images: &ImageDir, pages: LookForPages) -> Result<Checkpoint>
         tasks.push(task);
     }
     let living = tasks.iter().filter(|task| !task.is_zombie());
-    Sharing::check(living.map(|task| (task.tree.pid, task.sharing)))?;
+    SharedParts::check(living.map(|task| (task.tree.pid, task.sharing)))?;
     pid::check_images(&tasks)?;
     order::check_images(&tasks)?;
     let entries: Vec<FileEntry> = images.read_all_or_empty(kind::FILES, 0)?;
@@ -138,7 +138,7 @@ fn load_task(
     let limits = ProcessLimits::take(&mut cores[0]);
     let limits = limits.map_err(|why| Error::invalid(kind::CORE.file_name(pid), why))?;
     let scheduling = cores.iter_mut().map(Scheduling::take).collect();
-    let (sharing, homes) = Sharing::read(images, tree.pid, &cores[0], &inventory.host)?;
+    let (sharing, homes) = SharedParts::read(images, tree.pid, &cores[0], &inventory.host)?;
     let memory = ProcessMemory::read(images, tree.pid)?;
     let fds = if tables.insert(sharing.table) {
         Descriptor::all(images, sharing.table)?

@@ -316,7 +316,7 @@ mod tests {
     use torpor_images::ImageDir;
     use torpor_images::proto::{CoreEntry, TaskKobjIdsEntry};
     use torpor_policy::memory::ProcessMemory;
-    use torpor_policy::{Descriptor, HostSpaces, Sharing, TreePlace};
+    use torpor_policy::{Descriptor, HostSpaces, SharedParts, TreePlace};
 
     use super::*;
 
@@ -356,7 +356,8 @@ mod tests {
         let leader = CoreEntry { ids: Some(ids), ..CoreEntry::default() };
         let dir = tempfile::tempdir().unwrap();
         let images = ImageDir::create(dir.path()).unwrap();
-        let (sharing, _) = Sharing::read(&images, pid, &leader, &HostSpaces::default()).unwrap();
+        let (sharing, _) =
+            SharedParts::read(&images, pid, &leader, &HostSpaces::default()).unwrap();
         TaskImage {
             tree: TreePlace { pid, ppid, sid, pgid: 0, threads: vec![pid] },
             sharing,

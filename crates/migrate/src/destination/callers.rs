@@ -23,26 +23,26 @@ const MOST: usize = 64;
 pub(super) struct Callers {
     patience: Duration,
     most: usize,
-    state: Mutex<State>,
+    state: Mutex<CallersState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct CallersState {
     /// How many there have been.
     count: u64,
     /// The one that has taken longest comes first.
-    all: VecDeque<Waiting>,
+    all: VecDeque<WaitingCaller>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingCaller {
     number: u64,
     until: Instant,
     socket: OwnedFd,
 }
 
-impl Waiting {
+impl WaitingCaller {
     /// Whoever reads from it or writes to it notices.
     fn close(&self) {
         let _ = shutdown(&self.socket, Shutdown::Both);
@@ -83,7 +83,11 @@ impl Callers {
         let mut state = self.state();
         state.count += 1;
         let number = state.count;
-        state.all.push_back(Waiting { number, until: Instant::now() + self.patience, socket });
+        state.all.push_back(WaitingCaller {
+            number,
+            until: Instant::now() + self.patience,
+            socket,
+        });
         if state.all.len() > self.most
             && let Some(first) = state.all.pop_front()
         {
@@ -95,7 +99,7 @@ impl Callers {
         Ok(Caller { callers: Arc::clone(self), number })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, CallersState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -15,10 +15,10 @@ const LINGER: Duration = Duration::from_secs(1);
 
 /// All conversations that can be given up.
 #[derive(Debug, Default)]
-pub(super) struct OpenLines(Mutex<State>);
+pub(super) struct OpenLines(Mutex<LinesState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct LinesState {
     /// How many there have been.
     count: u64,
     sockets: HashMap<u64, OwnedFd>,
@@ -66,7 +66,7 @@ impl OpenLines {
         self.state().over.is_none_or(|over| over.elapsed() > LINGER)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LinesState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

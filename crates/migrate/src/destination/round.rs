@@ -14,7 +14,7 @@ use crate::error::{Context, Error, Result};
 use crate::record::make_private;
 use crate::wire::difference::{self, Allowance};
 use crate::wire::frame::Line;
-use crate::wire::message::{Kind, is_archive, is_image};
+use crate::wire::message::{RoundKind, is_archive, is_image};
 
 /// Images of one round.
 const MAX_FILES: usize = 1 << 20;
@@ -23,7 +23,7 @@ const MAX_LEN: u64 = 1 << 40;
 
 /// The pages of a round.
 #[derive(Debug)]
-enum Pages {
+enum RoundPages {
     /// The page server writes them.
     Coming(Worker),
     /// It has written all of them.
@@ -38,9 +38,9 @@ pub(super) struct Incoming {
     /// Its number.
     pub number: u32,
     /// What it is of.
-    pub kind: Kind,
+    pub kind: RoundKind,
     dir: PathBuf,
-    pages: Pages,
+    pages: RoundPages,
     files: usize,
     /// The last round whose files in memory are read once more, if a tree is built early.
     built: u32,
@@ -54,7 +54,7 @@ impl Incoming {
     /// If the directory of the round cannot be made, or the page server or the pager not be started.
     pub(super) fn start(
         parent: &Path,
-        (number, kind): (u32, Kind),
+        (number, kind): (u32, RoundKind),
         pages: OwnedFd,
         built: u32,
         allowance: Allowance,
@@ -62,11 +62,11 @@ impl Incoming {
         let dir = parent.join(number.to_string());
         make_private(&dir)?;
         let before = format!("../{}", number - 1);
-        if kind == Kind::Lazy {
+        if kind == RoundKind::Lazy {
             if number > 1 {
                 symlink(before, dir.join("parent")).context(|| dir.display().to_string())?;
             }
-            let pages = Pages::Later(pages, PagerToBe::new(parent)?);
+            let pages = RoundPages::Later(pages, PagerToBe::new(parent)?);
             return Ok(Self { number, kind, dir, pages, files: 0, built, allowance });
         }
         let mut args =
@@ -76,7 +76,7 @@ impl Incoming {
             args.extend(["--prev-images-dir".to_owned(), before]);
         }
         let server = engine::start(args, parent, &[], &[(PAGES, pages.as_fd())])?;
-        let pages = Pages::Coming(server);
+        let pages = RoundPages::Coming(server);
         Ok(Self { number, kind, dir, pages, files: 0, built, allowance })
     }
 
@@ -86,7 +86,7 @@ impl Incoming {
     /// If its directory cannot be made.
     pub(super) fn without_pages(dir: PathBuf) -> Result<Self> {
         make_private(&dir)?;
-        let (kind, pages, allowance) = (Kind::Lazy, Pages::There, Allowance::default());
+        let (kind, pages, allowance) = (RoundKind::Lazy, RoundPages::There, Allowance::default());
         Ok(Self { number: 1, kind, dir, pages, files: 0, built: 0, allowance })
     }
 
@@ -94,8 +94,8 @@ impl Incoming {
     /// comes before that of the round.
     pub(super) fn voice(&self) -> Option<BorrowedFd<'_>> {
         match &self.pages {
-            Pages::Coming(server) => Some(server.as_fd()),
-            Pages::There | Pages::Later(..) => None,
+            RoundPages::Coming(server) => Some(server.as_fd()),
+            RoundPages::There | RoundPages::Later(..) => None,
         }
     }
 
@@ -104,11 +104,11 @@ impl Incoming {
     /// # Errors
     /// If the page server has failed, or says nothing that can be understood.
     pub(super) fn listen(&mut self) -> Result<()> {
-        let Pages::Coming(server) = &mut self.pages else { return Ok(()) };
+        let RoundPages::Coming(server) = &mut self.pages else { return Ok(()) };
         match server.next_event()? {
             Event::Ended(outcome) => {
                 judge("page server", outcome)?;
-                self.pages = Pages::There;
+                self.pages = RoundPages::There;
             }
             event => repeat(&event),
         }
@@ -189,12 +189,12 @@ impl Incoming {
     /// If the page server has failed.
     pub(super) fn finish(self) -> Result<(PathBuf, Option<(OwnedFd, PagerToBe)>)> {
         match self.pages {
-            Pages::Coming(server) => {
+            RoundPages::Coming(server) => {
                 engine::finish("page server", server)?;
                 Ok((self.dir, None))
             }
-            Pages::There => Ok((self.dir, None)),
-            Pages::Later(connection, pager) => Ok((self.dir, Some((connection, pager)))),
+            RoundPages::There => Ok((self.dir, None)),
+            RoundPages::Later(connection, pager) => Ok((self.dir, Some((connection, pager)))),
         }
     }
 }

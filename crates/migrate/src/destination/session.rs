@@ -23,7 +23,7 @@ use crate::host::Host;
 use crate::record::Phase;
 use crate::wire::difference::Allowance;
 use crate::wire::frame::Line;
-use crate::wire::message::{Begin, Kind, Reply, Request, Subject};
+use crate::wire::message::{Begin, Reply, Request, RoundKind, Subject};
 use crate::{runtime, task};
 
 /// How long the connection for a round's pages may take.
@@ -177,7 +177,7 @@ impl Session<'_> {
         tree.apply(change, || line.receive_data())
     }
 
-    fn begin_round(&mut self, number: u32, kind: Kind) -> Result<()> {
+    fn begin_round(&mut self, number: u32, kind: RoundKind) -> Result<()> {
         if number != self.rounds + 1 || number > MAX_ROUNDS {
             return Err(Error::Protocol(format!("round {number} after {}", self.rounds)));
         }
@@ -190,7 +190,7 @@ impl Session<'_> {
             Err(_) => return Err(Error::Link("no connection for pages comes".to_owned())),
         };
         self.rounds = number;
-        let pages = if kind == Kind::Lazy { self.place.carry(pages)? } else { pages };
+        let pages = if kind == RoundKind::Lazy { self.place.carry(pages)? } else { pages };
         let (dir, built) = (self.place.work.path(), self.place.begin.build_after);
         self.round = Some(Incoming::start(dir, (number, kind), pages, built, self.allowance)?);
         Ok(())
@@ -211,7 +211,7 @@ impl Session<'_> {
         let finished = round.finish().map_err(|error| short_of_room(error, &self.place));
         let (dir, pages) = finished?;
         let after = self.place.begin.build_after;
-        if kind == Kind::Running {
+        if kind == RoundKind::Running {
             return match &mut self.restore {
                 Some(Restore { director: Some(director), .. }) => {
                     director.round(number, &dir)?;

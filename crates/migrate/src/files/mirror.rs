@@ -32,7 +32,7 @@ pub(crate) enum Step<'a> {
 
 /// What the destination has under a name.
 #[derive(Debug)]
-struct Known {
+struct KnownEntry {
     id: Id,
     is_directory: bool,
     /// When it was touched last; nothing if it has to be looked at again.
@@ -43,7 +43,7 @@ struct Known {
 #[derive(Debug)]
 pub(crate) struct Mirror {
     root: Tree,
-    known: BTreeMap<Name, Known>,
+    known: BTreeMap<Name, KnownEntry>,
     /// Sums of the pieces of each regular file.
     sums: HashMap<Id, Vec<[u8; 32]>>,
 }
@@ -165,7 +165,7 @@ impl Mirror {
             told.insert(found.id);
         }
         let touched = (found.touched.0 < settled).then_some(found.touched);
-        self.known.insert(found.name.clone(), Known { id: found.id, is_directory, touched });
+        self.known.insert(found.name.clone(), KnownEntry { id: found.id, is_directory, touched });
         Ok(())
     }
 

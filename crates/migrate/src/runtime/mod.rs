@@ -99,14 +99,14 @@ pub struct State {
 
 /// A container that runc knows.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Known {
+pub struct KnownContainer {
     /// `running`, `paused`, `stopped`, `created`.
     pub status: String,
     bundle: PathBuf,
     rootfs: PathBuf,
 }
 
-impl Known {
+impl KnownContainer {
     /// Whether its bundle is `dir`, or it has files there.
     #[must_use]
     pub fn uses(&self, dir: &Path) -> bool {
@@ -118,7 +118,7 @@ impl Known {
 ///
 /// # Errors
 /// If there is no runc, or it says something else.
-pub fn known(root: Option<&Path>) -> Result<Vec<Known>> {
+pub fn known(root: Option<&Path>) -> Result<Vec<KnownContainer>> {
     let mut command = Command::new(Runtime::Runc.program());
     match root {
         Some(root) if !root.exists() => return Ok(Vec::new()),
@@ -132,7 +132,7 @@ pub fn known(root: Option<&Path>) -> Result<Vec<Known>> {
         return Err(failed(String::from_utf8_lossy(&output.stderr).trim()));
     }
     // Of none it says null.
-    let all: Option<Vec<Known>> =
+    let all: Option<Vec<KnownContainer>> =
         serde_json::from_slice(&output.stdout).map_err(|error| failed(&error.to_string()))?;
     Ok(all.unwrap_or_default())
 }

@@ -6,7 +6,7 @@ use torpor_kernel::proc;
 
 use super::{LARGE, Plan, Source};
 use crate::error::Result;
-use crate::experience::{Experience, Factors, Kind, Sample, Size};
+use crate::experience::{Experience, Factors, MoveKind, Sample, Size};
 use crate::forecast::{FILL, Measured, Pause, float, seconds};
 use crate::pace::{LINK, Pace};
 use crate::packing::Packing;
@@ -18,13 +18,13 @@ use crate::task;
 ///
 /// # Errors
 /// If the process of the plan has ended.
-pub(super) fn kind(plan: &Plan) -> Result<Kind> {
+pub(super) fn kind(plan: &Plan) -> Result<MoveKind> {
     let (to, is_container) = (plan.to.address.to_string(), plan.container.is_some());
     let size = Size::of(&Shape::of(&task::tree(plan.pid)?));
     let name = proc::stat(plan.pid).map(|stat| stat.comm).unwrap_or_default();
     let program = String::from_utf8_lossy(&name).into_owned();
     let is_measured = plan.measures_link();
-    Ok(Kind { to, mode: plan.mode, is_container, program, size, is_measured })
+    Ok(MoveKind { to, mode: plan.mode, is_container, program, size, is_measured })
 }
 
 /// Bytes of memory of which twins are made in a second, when the first round is of a whole tree: 256 MiB take 160 ms.

@@ -50,7 +50,7 @@ pub(super) enum Happening {
 }
 
 /// Images that the destination has, by their names, and the rounds that have brought them.
-type Known = HashMap<String, (u32, Earlier)>;
+type KnownImages = HashMap<String, (u32, Earlier)>;
 
 /// Bytes of images that hold no pages.
 #[derive(Debug, Clone, Copy, Default)]
@@ -67,13 +67,13 @@ pub(super) struct Link {
     line: Line,
     /// Whether the destination has said that nothing of it is left there.
     is_refused: bool,
-    pages: Arc<Pages>,
+    pages: Arc<PageConnections>,
     budget: Budget,
     /// Counts what goes there.
     pub meter: Arc<Meter>,
-    earlier: Known,
+    earlier: KnownImages,
     /// Reads more of them, while the next round is taken.
-    reading: Option<JoinHandle<Result<Known>>>,
+    reading: Option<JoinHandle<Result<KnownImages>>>,
     /// What may be repeated of them.
     allowance: Allowance,
     /// The last round whose files in memory are read once more there, if a tree is built early.
@@ -95,7 +95,7 @@ impl Link {
         let (peer, request) = (to.clone(), Request::Begin(Box::new(begin)));
         let asking = thread::spawn(move || ask(&peer, &request, silence));
         let (line, token, agent) = result_of(asking, Some(cancel))?;
-        let pages = Pages { to: to.clone(), token, connections, sets: AtomicU64::new(0) };
+        let pages = PageConnections { to: to.clone(), token, connections, sets: AtomicU64::new(0) };
         Ok((Self::over(line, pages, built, limit), agent))
     }
 
@@ -106,11 +106,12 @@ impl Link {
     pub(super) fn rehearse(to: &Peer, begin: Begin) -> Result<Self> {
         let silence = begin.silence();
         let (line, token, _) = ask(to, &Request::Rehearse(Box::new(begin)), silence)?;
-        let pages = Pages { to: to.clone(), token, connections: 1, sets: AtomicU64::new(0) };
+        let pages =
+            PageConnections { to: to.clone(), token, connections: 1, sets: AtomicU64::new(0) };
         Ok(Self::over(line, pages, 0, None))
     }
 
-    fn over(line: Line, pages: Pages, built: u32, limit: Option<u64>) -> Self {
+    fn over(line: Line, pages: PageConnections, built: u32, limit: Option<u64>) -> Self {
         let (budget, meter) = (Budget::new(), Meter::new(limit));
         let (pages, earlier) = (Arc::new(pages), HashMap::new());
         let (reading, allowance) = (None, Allowance::default());
@@ -452,8 +453,8 @@ fn result_of<T>(doing: JoinHandle<Result<T>>, cancel: Option<&Cancel>) -> Result
 }
 
 /// Reads the large images of a round.
-fn read_large(dir: &Path, number: u32) -> Result<Known> {
-    let mut known = Known::new();
+fn read_large(dir: &Path, number: u32) -> Result<KnownImages> {
+    let mut known = KnownImages::new();
     for (name, path) in images(dir)? {
         let len = fs::metadata(&path).context(|| path.display().to_string())?.len();
         if len >= MIN_COMPARED {
@@ -479,7 +480,7 @@ fn images(dir: &Path) -> Result<Vec<(String, PathBuf)>> {
 
 /// How connections for pages are made.
 #[derive(Debug)]
-struct Pages {
+struct PageConnections {
     to: Peer,
     token: String,
     /// How many are used as one.
@@ -491,7 +492,7 @@ struct Pages {
 /// Connections that are used as one, or why the destination does not want them.
 type Answer = std::result::Result<Vec<OwnedFd>, Reply>;
 
-impl Pages {
+impl PageConnections {
     /// Connects for the pages of a round.
     fn join(&self, round: u32) -> Result<Answer> {
         let set = self.sets.fetch_add(1, Ordering::Relaxed) + 1;
@@ -587,7 +588,8 @@ mod tests {
             while greeted.is_ok() && far.read(&mut bytes).is_ok_and(|len| len > 0) {}
         });
         let to = Peer { address: Address::Unix(PathBuf::new()), keys: None };
-        let pages = Pages { to, token: String::new(), connections: 1, sets: AtomicU64::new(0) };
+        let pages =
+            PageConnections { to, token: String::new(), connections: 1, sets: AtomicU64::new(0) };
         Link::over(Line::open(near.into()).unwrap(), pages, 0, Some(limit))
     }
 
@@ -610,7 +612,8 @@ mod tests {
         let path = dir.path().join("agent.socket");
         let _silent = UnixListener::bind(&path).unwrap();
         let to = Peer { address: Address::Unix(path), keys: None };
-        let pages = Pages { to, token: String::new(), connections: 1, sets: AtomicU64::new(0) };
+        let pages =
+            PageConnections { to, token: String::new(), connections: 1, sets: AtomicU64::new(0) };
         let link = Link { pages: Arc::new(pages), ..link(1) };
         let cancel = || Cancel::due().unwrap();
         assert!(matches!(link.join(1, &cancel()), Err(Error::Cancelled)));
@@ -625,12 +628,12 @@ mod tests {
         let (done, not_yet) = channel::<()>();
         let reading = thread::spawn(move || {
             let _ = not_yet.recv();
-            Ok(Known::new())
+            Ok(KnownImages::new())
         });
         let cancel = Cancel::due().unwrap();
         assert!(matches!(result_of(reading, Some(&cancel)), Err(Error::Cancelled)));
         drop(done);
-        let reading = thread::spawn(|| Ok(Known::new()));
+        let reading = thread::spawn(|| Ok(KnownImages::new()));
         assert!(result_of(reading, Some(&cancel)).unwrap().is_empty(), "nobody does any more");
     }
 }

@@ -26,7 +26,7 @@ pub(crate) use self::resolve::{cancel, resolve, watch};
 use crate::address::{self, Stage};
 use crate::cancel::Cancel;
 use crate::error::{Error, Result};
-use crate::experience::{Experience, Kind};
+use crate::experience::{Experience, MoveKind};
 use crate::files::Mirror;
 use crate::forecast::{float, is_last, seconds};
 use crate::host::{self, Host, pid_namespace};
@@ -149,7 +149,7 @@ pub(crate) struct Source<'a> {
     link_speed: Option<u64>,
     /// What earlier migrations took, and what of that is like this one.
     experience: Experience,
-    kind: Kind,
+    kind: MoveKind,
     /// What the pause was expected to be when it began.
     estimate: Option<Estimate>,
     /// What carries the pages that are fetched when the tasks run there.

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::record::make_private;
 use crate::report::Round;
 use crate::runtime::{self, Call, Container};
-use crate::wire::message::{Kind, Reply, Request};
+use crate::wire::message::{Reply, Request, RoundKind};
 
 /// What a job fails with whose connection for pages is closed at its other end.
 const CUT_OFF: [Errno; 2] = [Errno::PIPE, Errno::CONNRESET];
@@ -28,7 +28,7 @@ impl Source<'_> {
     pub(super) fn round(&mut self, number: u32) -> Result<Round> {
         let (start, sent) = (Instant::now(), self.link.meter.sent());
         let held = self.link.meter.held();
-        let mut worker = self.start_round(number, Kind::Running)?;
+        let mut worker = self.start_round(number, RoundKind::Running)?;
         let outcome = loop {
             match self.next(Some(&mut worker))? {
                 Happening::Job(Event::Ended(outcome)) => break outcome,
@@ -86,7 +86,7 @@ impl Source<'_> {
         let number = u32::try_from(self.rounds.len()).unwrap_or(u32::MAX).saturating_add(1);
         let sent = self.link.meter.sent();
         self.link.know_earlier(Some(&self.cancel))?;
-        let kind = if self.plan.mode.is_lazy() { Kind::Lazy } else { Kind::Last };
+        let kind = if self.plan.mode.is_lazy() { RoundKind::Lazy } else { RoundKind::Last };
         let mut worker = self.start_round(number, kind)?;
         let mut start = Instant::now();
         loop {
@@ -136,10 +136,10 @@ impl Source<'_> {
         Ok(worker)
     }
 
-    fn start_round(&mut self, number: u32, kind: Kind) -> Result<Worker> {
+    fn start_round(&mut self, number: u32, kind: RoundKind) -> Result<Worker> {
         let dir = self.round_dir(number);
         make_private(&dir)?;
-        let pages = if kind == Kind::Lazy {
+        let pages = if kind == RoundKind::Lazy {
             let (carrier, pages) = self.link.carry(number, self.awaited(), &self.cancel)?;
             self.carrier = Some(carrier);
             pages
@@ -149,13 +149,13 @@ impl Source<'_> {
         self.link.say(&Request::Round { number, kind })?;
         let fds = [(PAGES, pages.as_fd()), (WORK, self.work.as_fd())];
         let pid = self.plan.pid.to_string();
-        let is_whole = kind != Kind::Running || self.is_whole(number);
+        let is_whole = kind != RoundKind::Running || self.is_whole(number);
         if let Some(container) = &self.plan.container {
             let (call, holds) = self.checkpoint(container, number, kind, is_whole);
             return runtime::start(&call, self.work.path(), holds, &fds);
         }
         let command = if is_whole { "dump" } else { "pre-dump" };
-        let how = if kind == Kind::Lazy { "--lazy-pages" } else { "--page-server" };
+        let how = if kind == RoundKind::Lazy { "--lazy-pages" } else { "--page-server" };
         let words = [command, "--tree", &pid, "--images-dir", &number.to_string(), how];
         let mut args: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
         args.extend(over_pages());
@@ -166,14 +166,14 @@ impl Source<'_> {
             args.extend(["--tcp-established", "--file-locks"].map(str::to_owned));
             args.extend(self.store_files());
         }
-        if is_whole && kind == Kind::Running {
+        if is_whole && kind == RoundKind::Running {
             args.extend(["--leave-running", "--track-mem", "--cow"].map(str::to_owned));
         }
         if self.shell_job {
             args.push("--shell-job".to_owned());
         }
         args.extend(self.more_options());
-        let holds: &[&str] = if kind == Kind::Running { &[] } else { &[POST_DUMP] };
+        let holds: &[&str] = if kind == RoundKind::Running { &[] } else { &[POST_DUMP] };
         engine::start(args, self.work.path(), holds, &fds)
     }
 
@@ -196,7 +196,7 @@ impl Source<'_> {
         &self,
         container: &Container,
         number: u32,
-        kind: Kind,
+        kind: RoundKind,
         is_whole: bool,
     ) -> (Call, &'static [&'static str]) {
         let dir = self.round_dir(number).display().to_string();
@@ -208,19 +208,19 @@ impl Source<'_> {
         }
         words.extend(container.words().iter().map(|&word| word.to_owned()));
         // The runtime says whether pages are fetched later, or it is taken for no.
-        if kind == Kind::Lazy {
+        if kind == RoundKind::Lazy {
             words.push("--lazy-pages".to_owned());
         }
         let mut options = vec!["--page-server".to_owned()];
         options.extend(is_whole.then(|| self.store_files()).flatten());
         if !is_whole {
             words.push("--pre-dump".to_owned());
-        } else if kind == Kind::Running {
+        } else if kind == RoundKind::Running {
             words.push("--leave-running".to_owned());
             options.extend(["--track-mem", "--cow"].map(str::to_owned));
         }
         options.extend(self.more_options());
-        let holds: &[&str] = if kind == Kind::Running { &[] } else { &[POST_DUMP] };
+        let holds: &[&str] = if kind == RoundKind::Running { &[] } else { &[POST_DUMP] };
         (Call::new(&container.inner(), "checkpoint", words, options), holds)
     }
 

@@ -44,7 +44,7 @@ const END: u32 = u32::MAX;
 /// writes: so neither waits for the other end to do both at a time.
 #[derive(Debug)]
 pub(crate) struct Carrier {
-    state: Mutex<State>,
+    state: Mutex<StreamState>,
     changed: Condvar,
     /// Wakes the thread that writes.
     bell: UnixStream,
@@ -52,7 +52,7 @@ pub(crate) struct Carrier {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct StreamState {
     /// What the other end has not confirmed.
     kept: VecDeque<u8>,
     /// Where in the stream that begins.
@@ -79,7 +79,7 @@ struct State {
     is_over: bool,
 }
 
-impl State {
+impl StreamState {
     /// The position behind the last byte.
     fn end(&self) -> u64 {
         self.confirmed + self.kept.len() as u64
@@ -197,12 +197,12 @@ impl Carrier {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, StreamState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the state, and lets everybody look at it.
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut StreamState) -> T) -> T {
         let changed = change(&mut self.state());
         self.changed.notify_all();
         // One that is rung already will be heard.
@@ -398,7 +398,7 @@ mod tests {
 
     #[test]
     fn positions_that_are_none_are_refused() {
-        let mut state = State { kept: VecDeque::from([1, 2, 3]), ..State::default() };
+        let mut state = StreamState { kept: VecDeque::from([1, 2, 3]), ..StreamState::default() };
         state.confirm(2).unwrap();
         assert!(state.confirm(1).is_err() && state.confirm(4).is_err());
         state.has_ended = true;

@@ -41,7 +41,7 @@ pub(crate) enum Request {
         /// Its number, from 1.
         number: u32,
         /// What it is of.
-        kind: Kind,
+        kind: RoundKind,
     },
     /// An image of the current round: so many bytes of data follow, or what makes them of an earlier one.
     File {
@@ -88,7 +88,7 @@ pub(crate) enum Request {
 /// What a round is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Kind {
+pub(crate) enum RoundKind {
     /// Tasks that run: more rounds follow.
     Running,
     /// Tasks that are stopped.

@@ -12,14 +12,14 @@ pub(super) const FIRST_OF_NEW: u32 = 1024;
 
 /// What anybody may have in a network namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Network {
+pub struct OpenNetwork {
     /// The first port for everybody.
     pub first_port: u32,
     /// The first and the last group whose members may send pings, as this host has them.
     pub ping_groups: (u32, u32),
 }
 
-impl Network {
+impl OpenNetwork {
     /// The one whose settings `values` tells. What it does not know is as in a new one.
     #[must_use]
     pub fn of(values: Values<'_>) -> Self {
@@ -29,7 +29,7 @@ impl Network {
             text.split_ascii_whitespace().filter_map(|number| number.parse().ok()).collect()
         };
         let groups = numbers(1);
-        Network {
+        OpenNetwork {
             first_port: numbers(0).first().copied().unwrap_or(FIRST_OF_NEW),
             ping_groups: if let [first, last] = *groups { (first, last) } else { (1, 0) },
         }
@@ -37,7 +37,7 @@ impl Network {
 
     /// One in which anybody may send pings.
     pub(super) fn made(first_port: u32) -> Self {
-        Network { first_port, ping_groups: (0, u32::MAX) }
+        OpenNetwork { first_port, ping_groups: (0, u32::MAX) }
     }
 
     pub(super) fn lets_ping(&self, groups: &BTreeSet<u32>) -> bool {
@@ -53,12 +53,12 @@ mod tests {
     #[test]
     fn settings_of_a_network() {
         let of = |values: [Option<&str>; 2]| {
-            Network::of(&|names| {
+            OpenNetwork::of(&|names| {
                 assert_eq!(names, SETTINGS);
                 values.map(|value| value.map(str::to_owned)).to_vec()
             })
         };
-        let network = |first_port, ping_groups| Network { first_port, ping_groups };
+        let network = |first_port, ping_groups| OpenNetwork { first_port, ping_groups };
         assert_eq!(of([Some("80"), Some("5\t500")]), network(80, (5, 500)));
         for unknown in [[None, None], [Some(""), Some("x y z")], [Some("-1"), Some("0")]] {
             assert_eq!(of(unknown), network(1024, (1, 0)));
@@ -68,10 +68,14 @@ mod tests {
     #[test]
     fn groups_that_may_send_pings() {
         let groups = BTreeSet::from([5, 4711]);
-        let lets =
-            |first, last| Network { first_port: 0, ping_groups: (first, last) }.lets_ping(&groups);
+        let lets = |first, last| {
+            OpenNetwork { first_port: 0, ping_groups: (first, last) }.lets_ping(&groups)
+        };
         assert!(
-            lets(0, 5) && lets(5, 5) && lets(6, u32::MAX) && Network::made(0).lets_ping(&groups)
+            lets(0, 5)
+                && lets(5, 5)
+                && lets(6, u32::MAX)
+                && OpenNetwork::made(0).lets_ping(&groups)
         );
         assert!(!lets(6, 4710) && !lets(1, 0) && !lets(4712, 4700));
     }

@@ -26,7 +26,7 @@ pub mod uses;
 use torpor_images::kind;
 use torpor_images::proto::{UidGidExtent, UsernsEntry};
 
-pub use self::anybody::Network;
+pub use self::anybody::OpenNetwork;
 pub(crate) use self::checkpoint::Maps;
 pub use self::checkpoint::{Checkpoint, SysctlValues, Task, Values};
 use self::checkpoint::{KINDS, Requests};

@@ -162,12 +162,12 @@ struct Given<'m> {
     devices: HashMap<u32, usize>,
     names: HashMap<(usize, OsString), usize>,
     /// The mounts that show each directory: the last with each of the flags that count.
-    shown: Vec<BTreeMap<u32, Whole<'m>>>,
+    shown: Vec<BTreeMap<u32, GivenMount<'m>>>,
     count: usize,
 }
 
 /// A mount from outside: which of them it is, its namespace and its entry.
-type Whole<'m> = (usize, u32, &'m MntEntry);
+type GivenMount<'m> = (usize, u32, &'m MntEntry);
 
 impl<'m> Given<'m> {
     fn add(&mut self, space: u32, mount: &'m MntEntry) {

@@ -19,7 +19,7 @@ use std::collections::{BTreeSet, HashMap};
 use torpor_images::kind;
 use torpor_images::proto::NetnsEntry;
 
-use super::anybody::{FIRST_OF_NEW, Network, SETTINGS};
+use super::anybody::{FIRST_OF_NEW, OpenNetwork, SETTINGS};
 use super::checkpoint::{Checkpoint, Maps, Requests, Values};
 use super::references::network_of;
 use crate::error::{Error, Result};
@@ -32,11 +32,11 @@ use crate::request::Ask;
 #[derive(Debug)]
 struct Networks {
     /// Those of the tasks' own, by their numbers.
-    own: HashMap<u32, (Network, bool)>,
+    own: HashMap<u32, (OpenNetwork, bool)>,
     /// That of sockets that name none.
     usual: Option<u32>,
     /// This host's.
-    host: Network,
+    host: OpenNetwork,
 }
 
 impl Networks {
@@ -58,21 +58,22 @@ impl Networks {
             let given = of_key(None).filter(|_| joined == Some(id));
             let given = given.or_else(|| of_key(Some(key.as_ref()?)));
             let network = match given {
-                Some((_, network)) => {
-                    (Network { first_port: set.unwrap_or(network.first_port), ..*network }, true)
-                }
+                Some((_, network)) => (
+                    OpenNetwork { first_port: set.unwrap_or(network.first_port), ..*network },
+                    true,
+                ),
                 None if nested.iter().any(|user| user.owned.contains(&id)) => {
-                    (Network::made(0), false)
+                    (OpenNetwork::made(0), false)
                 }
-                None => (Network::made(set.unwrap_or(FIRST_OF_NEW)), false),
+                None => (OpenNetwork::made(set.unwrap_or(FIRST_OF_NEW)), false),
             };
             own.insert(id, network);
         }
         let usual = root.and_then(|homes| homes.number(NsKind::Net));
-        Ok(Networks { own, usual, host: Network::of(here) })
+        Ok(Networks { own, usual, host: OpenNetwork::of(here) })
     }
 
-    fn get(&self, number: Option<u32>) -> (Network, bool) {
+    fn get(&self, number: Option<u32>) -> (OpenNetwork, bool) {
         let own = number.or(self.usual).and_then(|number| self.own.get(&number));
         own.copied().unwrap_or((self.host, true))
     }
@@ -131,9 +132,9 @@ mod tests {
     #[test]
     fn networks_by_their_numbers() {
         let (host, own, given) = (
-            Network { first_port: 80, ping_groups: (1, 0) },
-            Network::made(1024),
-            Network { first_port: 0, ping_groups: (0, 9) },
+            OpenNetwork { first_port: 80, ping_groups: (1, 0) },
+            OpenNetwork::made(1024),
+            OpenNetwork { first_port: 0, ping_groups: (0, 9) },
         );
         let own = HashMap::from([(7, (own, false)), (8, (given, true))]);
         let networks = Networks { own, usual: Some(8), host };

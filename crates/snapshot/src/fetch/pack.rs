@@ -36,7 +36,7 @@ enum Stage {
 
 /// A pack that comes here.
 #[derive(Debug)]
-pub(super) struct Pack {
+pub(super) struct ComingPack {
     pub(super) blob: Descriptor,
     /// By their numbers.
     pub(super) files: BTreeMap<u32, Pages>,
@@ -50,7 +50,7 @@ pub(super) struct Pack {
 
 /// Chunks that somebody brings, until the value is dropped.
 pub(super) struct Coming<'p> {
-    pack: &'p Pack,
+    pack: &'p ComingPack,
     chunks: &'p [usize],
 }
 
@@ -66,7 +66,7 @@ impl Drop for Coming<'_> {
     }
 }
 
-impl Pack {
+impl ComingPack {
     /// The files of `wanted` beside the images in `dir`, in the cache as well if they are `cached`.
     pub(super) fn open(dir: &Path, wanted: Wanted, cached: bool) -> Result<Self> {
         let Wanted { blob, chunks, cached: names } = wanted;
