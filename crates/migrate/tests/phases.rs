@@ -193,7 +193,7 @@ fn cancelled_in_each_phase_it_goes_on_here() {
 #[test]
 fn an_agent_that_hangs_is_not_waited_for() {
     for (mode, point, _) in PHASES {
-        let mut held = Held::start_with(mode, point, "true", &["--patience", "1"]);
+        let mut held = Held::start_with(mode, point, "true", &["--patience", "3"]);
         let agent = Pid::from_child(held.there.agent.as_ref().unwrap());
         kill_process(agent, Signal::STOP).unwrap();
         let failed = held.migration.wait().unwrap();
@@ -209,7 +209,7 @@ fn an_agent_that_hangs_is_not_waited_for() {
 #[test]
 fn an_agent_and_a_command_that_hang_are_not_waited_for() {
     for (mode, point, is_stopped) in PHASES {
-        let mut held = Held::start_with(mode, point, "true", &["--patience", "2"]);
+        let mut held = Held::start_with(mode, point, "true", &["--patience", "3"]);
         if mode == "post-copy" {
             wait_until("it is written down", || held.here.phases("source") == ["deciding"]);
         }
@@ -233,7 +233,7 @@ fn an_agent_and_a_command_that_hang_are_not_waited_for() {
 #[test]
 fn a_command_that_hangs_is_ended() {
     for (mode, point, _) in PHASES {
-        let mut held = Held::start_with(mode, point, "true", &["--patience", "1"]);
+        let mut held = Held::start_with(mode, point, "true", &["--patience", "3"]);
         kill_process(Pid::from_child(&held.migration), Signal::STOP).unwrap();
         wait_until(&format!("{mode} at {point}: it is decided"), || {
             held.here.phases("source") == ["stayed"]
@@ -249,11 +249,11 @@ fn a_command_that_hangs_is_ended() {
 fn who_is_busy_does_not_hang() {
     let (here, mut there) = (Host::new(), Host::new());
     // The time itself is what is borne here.
-    let long = "--script=test $TORPOR_STAGE = moved || sleep 2";
+    let long = "--script=test $TORPOR_STAGE = moved || sleep 5";
     there.options.push(long.to_owned());
     there.start_agent();
     let counter = Counter::start(100, 1);
-    let args = ["--pid", &counter.pid.to_string(), "--patience", "1", "--json", long];
+    let args = ["--pid", &counter.pid.to_string(), "--patience", "3", "--json", long];
     judge(&here.migrate(&args).arg(&there.address).output().unwrap()).unwrap();
     counter.goes_on();
     assert_eq!(there.phases("destination"), ["moved"]);
@@ -365,7 +365,7 @@ fn it_is_built_when_that_was_asked_for() {
 #[test]
 fn who_waits_for_pages_to_go_is_told_until_when() {
     for mode in ["post-copy", "hybrid"] {
-        let mut held = Held::start_with(mode, "pre-resume", "false", &["--patience", "1"]);
+        let mut held = Held::start_with(mode, "pre-resume", "false", &["--patience", "3"]);
         wait_until("it is written down", || held.here.phases("source") == ["deciding"]);
         held.there.stop_agent();
         let mut said = BufReader::new(held.migration.stderr.take().unwrap()).lines();
@@ -565,7 +565,7 @@ fn when_it_is_decided_it_is_too_late_to_cancel() {
 #[test]
 fn who_waits_for_the_decision_is_told_what_to_do() {
     for mode in ["pre-copy", "post-copy"] {
-        let mut held = Held::start_with(mode, "pre-resume", "true", &["--patience", "1"]);
+        let mut held = Held::start_with(mode, "pre-resume", "true", &["--patience", "3"]);
         let mut said = BufReader::new(held.migration.stderr.take().unwrap()).lines();
         let is_told = |line: &String| line.contains("has not said whether they do");
         let told = said.by_ref().map(Result::unwrap).find(is_told).expect("it says nothing");

@@ -211,7 +211,7 @@ fn what_takes_long_is_no_silence() {
         );
     }
     // The time itself is what is borne here.
-    let (patience, time) = if is_long { ("10", 25) } else { ("1", 2) };
+    let (patience, time) = if is_long { ("10", 25) } else { ("3", 5) };
     let script = format!("test $CRTOOLS_SCRIPT_ACTION != pre-dump || sleep {time}");
     let options = ["--action-script", &script].map(|word| format!("--dump-option={word}"));
     let args = ["--pid", &counter.pid.to_string(), "--patience", patience, "--dry-run", "--json"];
