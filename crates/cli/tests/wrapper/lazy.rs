@@ -134,9 +134,9 @@ fn a_container_runs_before_its_memory_is_there() {
     let far = Far::of(&node, WAITED_FOR);
     node.bundle("new");
     assert!(node.create("new").status.success(), "{}", node.log());
-    assert_eq!(node.told(), None, "it has started cold");
     assert_eq!((node.status("new").as_str(), node.count("new")), ("created", Some(last)));
     node.good("start", &["new"]);
+    assert!(node.has_told().0, "it has started cold: {:?}", node.told());
     node.counted("new", last + 5);
     assert!(far.whole > 8_000_000 && far.given() < far.whole / 2, "{}", far.given());
     // What it asks for is what it had, and what nobody asks for comes as well.
@@ -170,9 +170,9 @@ fn a_container_whose_memory_is_lost_before_it_is_restored_starts_cold() {
     let _far = Far::of(&node, NOTHING);
     node.bundle("cold");
     assert!(node.create("cold").status.success(), "{}", node.log());
-    let (restored, reason) = node.told().unwrap();
-    assert!(!restored && reason.contains("cannot be fetched"), "{reason}");
     node.good("start", &["cold"]);
+    let (restored, reason) = node.has_told();
+    assert!(!restored && reason.contains("cannot be fetched"), "{reason}");
     node.counted("cold", 1);
     node.good("delete", &["--force", "cold"]);
 }

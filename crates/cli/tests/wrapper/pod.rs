@@ -39,6 +39,8 @@ impl Node {
             self.asked.lock().unwrap().clear();
             assert!(self.create(&name).status.success(), "{}", self.log());
             self.good("start", &[&name]);
+            // It is told when the call has ended.
+            until("nothing does anything any more", || (!self.is_busy()).then_some(()));
             let asked = self.asked.lock().unwrap().clone();
             let told = asked.iter().find_map(|ask| match ask {
                 Ask::Begins { restored, reason, .. } => Some((*restored, reason.clone())),

@@ -58,7 +58,9 @@ fn what_a_pod_has_not_changed_is_copied_before_it_is_frozen() {
     let runc = node.fails("restore", "");
     node.bundle("cold");
     assert!(node.create("cold").status.success(), "{}", node.log());
-    assert!(!node.told().unwrap().0, "{:?}", node.told());
+    node.asked.lock().unwrap().clear();
+    node.good("start", &["cold"]);
+    assert!(!node.has_told().0, "{:?}", node.told());
     node.good("delete", &["--force", "cold"]);
     node.runc = runc;
     let links = ["containers/main", "rounds/main/2"].map(|one| checkpoint.join(one).join("parent"));

@@ -8,7 +8,7 @@
 //! are closed, and meanwhile says nothing of the container, to a containerd neither that was started
 //! anew: after two seconds without a word that takes the container for lost and kills it.
 
-use std::io::{Read, Result, Write};
+use std::io::{ErrorKind, Read, Result, Write};
 use std::os::unix::net::UnixStream;
 use std::thread::sleep;
 use std::time::Duration;
@@ -21,6 +21,11 @@ use torpor_sys::process::{Status, fork, set_name, wait};
 
 /// How often it is looked whether what the work has started has ended.
 const STEP: Duration = Duration::from_millis(5);
+
+/// What a call and the process beside it say to each other when they have done what the other waits for.
+const DONE: u8 = 0;
+/// What the call says when it has not.
+const FAILED: u8 = 1;
 
 /// How the work leaves word for its guardian.
 #[derive(Debug)]
@@ -69,32 +74,13 @@ pub(super) fn or_undone<T, E>(
     undo: impl FnOnce(),
     watch: impl FnOnce(),
 ) -> std::result::Result<T, E> {
-    const DONE: u8 = 0;
-    const FAILED: u8 = 1;
-    const READY: u8 = 2;
-    let Ok((mut words, line)) = UnixStream::pair() else { return work() };
-    let mut line = Some(line);
-    let guardian = fork(|| {
-        // The end of the call is the end of its line.
-        drop(line.take());
-        let _ = setsid().and_then(|_| quiet_streams());
-        let _ = set_name(c"torpor-undo");
-        let _ = words.write_all(&[READY]);
-        let mut said = [0];
-        match words.read_exact(&mut said).map(|()| said) {
-            Ok([FAILED]) => {}
-            Ok(_) => watch(),
-            Err(_) => undo(),
-        }
-        0
+    let guardian = beside(|line| match hears(line) {
+        Some(FAILED) => {}
+        Some(_) => watch(),
+        None => undo(),
     });
-    // Until then it would end with the group of the call, and keep its streams. One that has ended says nothing.
-    drop(words);
-    if let (Ok(_), Some(line)) = (&guardian, line.as_mut()) {
-        let _ = line.read_exact(&mut [0]);
-    }
     let done = work();
-    if let (Ok(guardian), Some(mut line)) = (guardian, line) {
+    if let Ok((guardian, mut line)) = guardian {
         // One that has ended undoes nothing.
         let _ = line.write_all(&[if done.is_ok() { DONE } else { FAILED }]);
         if done.is_err() {
@@ -102,6 +88,61 @@ pub(super) fn or_undone<T, E>(
         }
     }
     done
+}
+
+/// Does `work` when the call has done what it was called for: not if it is killed before this returns, and whoever kills it
+/// afterwards does not stop it.
+///
+/// The caller must have one thread.
+///
+/// # Errors
+/// If no process can be made, or it has ended by itself.
+pub(super) fn afterwards(work: impl FnOnce()) -> Result<()> {
+    let life = |line| {
+        if hears(line).is_some() {
+            work();
+        }
+    };
+    let (_, mut line) = beside(life)?;
+    line.write_all(&[DONE])
+}
+
+/// Does `work` beside the call, which does not wait for it.
+///
+/// The caller must have one thread.
+///
+/// # Errors
+/// If no process can be made.
+pub(super) fn at_once(work: impl FnOnce()) -> Result<()> {
+    beside(|_| work()).map(drop)
+}
+
+/// What the call says to a process beside it; nothing if it ends without a word.
+fn hears(mut line: UnixStream) -> Option<u8> {
+    let mut said = [0];
+    line.read_exact(&mut said).ok().map(|()| said[0])
+}
+
+/// Starts a process beside the call, and its line to the call, which has let go of the call when this returns.
+fn beside(life: impl FnOnce(UnixStream)) -> Result<(i32, UnixStream)> {
+    let (ours, theirs) = UnixStream::pair()?;
+    let (mut ours, mut theirs) = (Some(ours), Some(theirs));
+    let child = fork(|| {
+        // The end of the call is the end of its line.
+        drop(ours.take());
+        let _ = setsid().and_then(|_| quiet_streams());
+        let _ = set_name(c"torpor-undo");
+        if let Some(mut line) = theirs.take() {
+            let _ = line.write_all(&[DONE]);
+            life(line);
+        }
+        0
+    })?;
+    drop(theirs.take());
+    let mut line = ours.take().ok_or(ErrorKind::BrokenPipe)?;
+    // Until then it would end with the group of the call, and keep its streams. One that has ended says nothing.
+    let _ = line.read_exact(&mut [0]);
+    Ok((child, line))
 }
 
 /// Lets go of the standard streams, which are those of the call.

@@ -11,6 +11,7 @@ mod bundle;
 mod call;
 mod guard;
 mod layer;
+mod made;
 mod restore;
 mod save;
 mod sealed;
@@ -29,10 +30,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::error::{Error, Result};
-use crate::message::{Answer, Ask, Container, Hidden, LOGS, SOCKET, TAKEN, ask, begun};
+use crate::error::Result;
+use crate::message::{Answer, Ask, Container, Hidden, LOGS, SOCKET, TAKEN, ask};
 use ahead::Ahead;
 use bundle::Bundle;
+use made::{Cold, Made};
 use words::Words;
 
 /// The name that the program is called by.
@@ -43,6 +45,8 @@ const SOCKET_VARIABLE: &str = "TORPOR_AGENT_SOCKET";
 const RUNC_VARIABLE: &str = "TORPOR_RUNC";
 /// The file in runc's directory of a container that shows that it waits, restored, and from which directory.
 const WAITS: &str = "torpor-waits";
+/// Why a container does not begin.
+const REPLACED: &str = "another container was made in its place";
 /// How long the agent may take for what it knows, and to report to it.
 const SHORT: Duration = Duration::from_secs(5);
 /// How long it may take at most to write down that a pod was saved which gives way: an API server that many ask at once
@@ -57,6 +61,11 @@ const RESTORE: Duration = Duration::from_secs(105);
 const WAITS_FOR_START: Duration = Duration::from_secs(150);
 /// How often it is looked whether it does.
 const LOOK: Duration = Duration::from_millis(100);
+/// How long a container that was started stays frozen. If the kubelet was killed before containerd had heard of the start, containerd
+/// ends the container now, which has done nothing by then, and another one can be restored.
+const SETTLES: Duration = Duration::from_millis(250);
+/// How often it is looked whether a container has been let go.
+const STEP: Duration = Duration::from_millis(10);
 /// How long another container of the pod may take to save it.
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -73,7 +82,10 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Some("checkpoint") => wrapper.checkpoint(),
         Some("state") => wrapper.state(),
         Some("delete") => wrapper.delete(),
-        _ => wrapper.pass(),
+        _ => {
+            settled(&wrapper.words, &wrapper.id());
+            wrapper.pass()
+        }
     }
 }
 
@@ -92,21 +104,17 @@ fn socket() -> PathBuf {
     std::env::var_os(SOCKET_VARIABLE).map_or_else(|| SOCKET.into(), PathBuf::from)
 }
 
-/// What is told of a container that begins now: restored, or cold because of an error.
-fn beginning(container: &Container, error: Option<&Error>) -> Ask {
-    let reason = error.map(ToString::to_string).unwrap_or_default();
-    Ask::Begins { container: container.clone(), restored: error.is_none(), reason }
+/// The file that shows that a container waits.
+fn mark(words: &Words, id: &str) -> PathBuf {
+    words.root().join(id).join(WAITS)
 }
 
-/// Writes down that a container begins now with the checkpoint in `dir`, which is what the agent is to be told. Whoever is asked
-/// for the checkpoint again finds what is written though the agent was not there to hear it.
-fn begins(container: &Container, dir: &Path, error: Option<&Error>) -> Ask {
-    let (told, file) = (beginning(container, error), begun(dir, container));
-    if let (Some(parent), Ok(text)) = (file.parent(), serde_json::to_vec(&told)) {
-        // What cannot be written here the agent still hears.
-        let _ = fs::create_dir_all(parent).and_then(|()| fs::write(&file, text));
+/// Waits for a container that was started until it is let go, as it is in a moment.
+fn settled(words: &Words, id: &str) {
+    let until = Instant::now() + SHORT;
+    while !id.is_empty() && mark(words, id).exists() && Instant::now() < until {
+        sleep(STEP);
     }
-    told
 }
 
 /// Tells the agent that a pod could not be saved.
@@ -168,18 +176,21 @@ impl Wrapper {
         ExitCode::FAILURE
     }
 
-    /// The mark of a container that waits, restored.
-    fn mark(&self) -> Option<PathBuf> {
-        Some(self.words.root().join(self.words.id()?).join(WAITS))
+    /// The container, as runc names it; empty if there is none.
+    fn id(&self) -> String {
+        self.words.id().unwrap_or_default()
     }
 
+    /// Whether the container waits, restored.
     fn waits(&self) -> bool {
-        self.mark().is_some_and(|mark| mark.exists())
+        self.words.id().is_some_and(|id| mark(&self.words, &id).exists())
     }
 
     fn create(&self) -> ExitCode {
         let Some(bundle) = Bundle::read(&self.words.bundle()) else { return self.pass() };
-        let Some(container) = bundle.container.clone() else { return self.pass() };
+        let (Some(container), Some(id)) = (bundle.container.clone(), self.words.id()) else {
+            return self.pass();
+        };
         let until = Instant::now() + RESTORE;
         let question = Ask::Create { container: container.clone() };
         let (dir, always, identity, lazy) = match ask(&socket(), &question, FETCH) {
@@ -187,31 +198,37 @@ impl Wrapper {
             Ok(Answer::Refused { reason }) => return self.complain(&reason),
             _ => return self.pass(),
         };
-        let identity = identity.as_ref().map(Hidden::text);
-        let found = restore::Found { dir: &dir, identity, lazy };
-        let restored = self.restore(&bundle, &container, found, until);
-        let Err(error) = restored else { return ExitCode::SUCCESS };
+        let made = Made { id, container, dir };
+        let found = restore::Found { identity: identity.as_ref().map(Hidden::text), lazy };
+        let Err(error) = self.restore(&bundle, &made, found, until) else {
+            return ExitCode::SUCCESS;
+        };
+        if !made.is_last() {
+            return self.complain(REPLACED);
+        }
+        let reason = error.to_string();
         if always {
             // It is tried again: whoever moves it hears why, and takes it back.
-            let _ = ask(&socket(), &beginning(&container, Some(&error)), SHORT);
+            let _ = ask(&socket(), &made.beginning(Some(&reason)), SHORT);
             return self.complain(&format!("restore: {error}"));
         }
-        let told = begins(&container, &dir, Some(&error));
-        let _ = ask(&socket(), &told, SHORT);
-        self.pass()
+        match (Cold { made, reason }).keep(&bundle) {
+            Ok(()) => self.pass(),
+            Err(error) => self.complain(&error.to_string()),
+        }
     }
 
     fn restore(
         &self,
         bundle: &Bundle,
-        container: &Container,
+        made: &Made,
         found: restore::Found<'_>,
         until: Instant,
     ) -> Result<()> {
-        let id = self.words.id().ok_or_else(|| Error::new("no container is named"))?;
-        let restore =
-            restore::Restore { words: &self.words, id: &id, bundle, container, found, until };
-        let mark = self.words.root().join(&id).join(WAITS);
+        made.claim()?;
+        let files = made.lock_files(until)?;
+        let restore = restore::Restore { words: &self.words, bundle, made, found, until };
+        let mark = mark(&self.words, &made.id);
         let undo = || {
             self.end_waiting();
             restore.abandon();
@@ -219,62 +236,100 @@ impl Wrapper {
         // What waits, frozen, dies of no signal: nobody else could end it whom containerd has forgotten.
         let watch = || {
             let until = Instant::now() + WAITS_FOR_START;
-            // Where the mark stays by mistake, it is thawed nevertheless.
-            while mark.exists() && save::is_frozen(&self.words, &id) {
-                if Instant::now() >= until || save::is_killed(&self.words, &id) {
+            while mark.exists() && save::is_frozen(&self.words, &made.id) {
+                let is_over = Instant::now() >= until || !made.is_last();
+                if is_over || save::is_killed(&self.words, &made.id) {
                     return undo();
                 }
                 sleep(LOOK);
             }
+            // Whoever has let it go may have been killed before this.
+            let _ = fs::remove_file(&mark);
         };
-        guard::or_undone(|| restore.run(&mark), undo, watch)
+        let restored = guard::or_undone(|| restore.run(&mark), undo, watch);
+        // The guardian has it as well, and keeps it while it undoes what was done.
+        let _ = files.unlock();
+        restored
     }
 
+    /// Has the container begin, if it is the last that was made. A restored one is let go when this call has ended.
     fn start(&self) -> ExitCode {
-        let Some(mark) = self.mark().filter(|mark| mark.exists()) else { return self.pass() };
-        let id = self.words.id().unwrap_or_default();
-        // Before it does anything: until then it can be restored once more, if containerd is killed and makes
-        // another one.
-        let from =
-            self.restored_from().map(|(container, dir)| (begun(&dir, &container), container, dir));
-        let was_begun = from.as_ref().is_some_and(|(file, ..)| file.exists());
-        let told = from.as_ref().map(|(_, container, dir)| begins(container, dir, None));
-        // Whoever ends it after this finds what is written; whoever has ended it before has not.
-        if let Some((file, ..)) = from.filter(|_| !was_begun && !save::is_frozen(&self.words, &id))
-        {
-            let _ = fs::remove_file(file);
+        let id = self.id();
+        let bundle = bundle::of_container(&self.words.root(), &id);
+        if let Some(cold) = bundle.and_then(|bundle| Cold::of(&bundle)) {
+            return self.start_cold(&cold);
+        }
+        if !self.waits() {
+            return self.pass();
+        }
+        if self.made().is_some_and(|made| !made.is_last()) {
+            return self.complain(REPLACED);
+        }
+        if !save::is_frozen(&self.words, &id) || save::is_killed(&self.words, &id) {
             return self.complain("the container has been ended before its start");
         }
-        let resumed = call::runc(&self.words, "resume", &id);
-        match resumed {
-            Ok(()) => {
-                // A mark that stays says that it waits: `kill` then thaws what runs, which is no harm.
-                let _ = fs::remove_file(mark);
-                // It has begun, whether anybody hears of it or not.
-                let _ = told.map(|told| ask(&socket(), &told, SHORT));
-                ExitCode::SUCCESS
-            }
-            Err(error) => self.complain(&error.to_string()),
+        match guard::afterwards(|| self.let_go(&id)) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => self.complain(&format!("let the container go: {error}")),
         }
+    }
+
+    /// Starts a container that could not be restored.
+    fn start_cold(&self, Cold { made, reason }: &Cold) -> ExitCode {
+        let lock = made.lock();
+        if !made.is_last() {
+            return self.complain(REPLACED);
+        }
+        let told = made.begins(Some(reason));
+        drop(lock);
+        // It is told later where no process can be made.
+        let _ = guard::at_once(|| drop(ask(&socket(), &told, SHORT)));
+        self.pass()
+    }
+
+    /// Lets a container go that waits, unless it is ended meanwhile.
+    fn let_go(&self, id: &str) {
+        sleep(SETTLES);
+        let made = self.made();
+        let lock = made.as_ref().map(Made::lock);
+        let is_last = made.as_ref().is_none_or(Made::is_last);
+        if !is_last || !save::is_frozen(&self.words, id) || save::is_killed(&self.words, id) {
+            return;
+        }
+        // Before it does anything: whoever ends it after this finds what is written.
+        let told = made.as_ref().map(|made| made.begins(None));
+        save::thaw(&self.words, id);
+        if save::is_frozen(&self.words, id) {
+            // Its guardian ends it when its time is over.
+            return;
+        }
+        let _ = fs::remove_file(mark(&self.words, id));
+        drop(lock);
+        // It has begun, whether anybody hears of it or not.
+        let _ = told.map(|told| ask(&socket(), &told, SHORT));
     }
 
     /// The container that waits, restored, and the checkpoint that it is from.
-    fn restored_from(&self) -> Option<(Container, PathBuf)> {
-        let bundle = bundle::of_container(&self.words.root(), &self.words.id()?)?;
-        let dir = PathBuf::from(OsString::from_vec(fs::read(self.mark()?).ok()?));
+    fn made(&self) -> Option<Made> {
+        let id = self.words.id()?;
+        let dir = PathBuf::from(OsString::from_vec(fs::read(mark(&self.words, &id)).ok()?));
         // An earlier version's mark says nothing.
         let is_said = !dir.as_os_str().is_empty();
-        bundle.container.filter(|_| is_said).map(|container| (container, dir))
+        let bundle = bundle::of_container(&self.words.root(), &id)?;
+        bundle.container.filter(|_| is_said).map(|container| Made { id, container, dir })
     }
 
-    /// Ends a container that waits, restored. Whoever was to start it may have been killed after it had written down that the
+    /// Ends a container that waits, restored. Whoever was to let it go may have been killed after it had written down that the
     /// container begins: if that stands still to its end, it has not, and another one can be restored.
     fn end_waiting(&self) {
-        if save::end(&self.words, &self.words.id().unwrap_or_default())
-            && let Some((container, dir)) = self.restored_from()
+        let (id, made) = (self.id(), self.made());
+        // Whoever decides now whether to let it go sees this.
+        save::kill(&self.words, &id);
+        let _lock = made.as_ref().map(Made::lock);
+        if save::end(&self.words, &id)
+            && let Some(made) = made
         {
-            // There is none if nobody was about to start it.
-            let _ = fs::remove_file(begun(&dir, &container));
+            made.has_not_begun();
         }
     }
 
@@ -282,11 +337,13 @@ impl Wrapper {
         let words = self.words.plain();
         let signal = words.get(1).and_then(|word| word.to_str()).unwrap_or("SIGTERM");
         let deadly = matches!(signal, "9" | "KILL" | "SIGKILL");
-        let id = self.words.id().unwrap_or_default();
+        let id = self.id();
+        if deadly && self.waits() {
+            self.end_waiting();
+            return self.pass();
+        }
+        settled(&self.words, &id);
         if self.waits() {
-            if deadly {
-                self.end_waiting();
-            }
             return self.pass();
         }
         let bundle = bundle::of_container(&self.words.root(), &id);
@@ -299,7 +356,8 @@ impl Wrapper {
     /// A checkpoint that the kubelet wants: it may do so because the agent has ordered one of the whole
     /// pod. The kubelet then gets nothing for itself.
     fn checkpoint(&self) -> ExitCode {
-        let bundle = bundle::of_container(&self.words.root(), &self.words.id().unwrap_or_default());
+        settled(&self.words, &self.id());
+        let bundle = bundle::of_container(&self.words.root(), &self.id());
         let Some(container) = bundle.and_then(|bundle| bundle.container) else {
             return self.pass();
         };

@@ -12,26 +12,24 @@ use super::ahead;
 use super::bundle::Bundle;
 use super::call::{self, Limits};
 use super::layer::Layer;
+use super::made::Made;
 use super::save;
 use super::sealed::{self, Archives};
 use super::volumes::Filled;
 use super::words::Words;
 use crate::error::{Context, Error, Result};
-use crate::message::Container;
 
 /// Where the engine works, in a bundle.
-const WORK: &str = "torpor";
+pub(super) const WORK: &str = "torpor";
 /// How long a restore may do nothing.
 const IDLE: Duration = Duration::from_secs(30);
 
 /// How often it is tried to remove what a restore has left.
 const ATTEMPTS: u32 = 5;
 
-/// A checkpoint that the agent has found.
+/// What the agent says of a checkpoint.
 #[derive(Clone, Copy)]
 pub(super) struct Found<'a> {
-    /// Where it is.
-    pub dir: &'a Path,
     /// The key of its images.
     pub identity: Option<&'a str>,
     /// Whether its memory comes while the container runs.
@@ -47,13 +45,11 @@ pub(super) fn late(bundle: &Bundle) -> PathBuf {
 pub(super) struct Restore<'a> {
     /// The command line of `create`.
     pub words: &'a Words,
-    /// The container, as runc names it.
-    pub id: &'a str,
     /// Its bundle.
     pub bundle: &'a Bundle,
-    /// The container, as the pod names it.
-    pub container: &'a Container,
-    /// The checkpoint.
+    /// The container, and where the checkpoint is.
+    pub made: &'a Made,
+    /// What else there is to know of the checkpoint.
     pub found: Found<'a>,
     /// When it has to be over.
     pub until: Instant,
@@ -65,19 +61,19 @@ impl Restore<'_> {
     /// # Errors
     /// If it cannot be restored: all is then as before.
     pub(super) fn run(&self, mark: &Path) -> Result<()> {
-        let Found { dir, identity, .. } = self.found;
-        let images = dir.join("containers").join(&self.container.name);
+        let (dir, identity) = (&self.made.dir, self.found.identity);
+        let images = dir.join("containers").join(&self.made.container.name);
         if !images.join("inventory.img").exists() {
-            let text = format!("the checkpoint has no container {}", self.container.name);
+            let text = format!("the checkpoint has no container {}", self.made.container.name);
             return Err(Error::new(text));
         }
         if let Some(identity) = identity {
             sealed::check(&images, identity, !self.found.lazy)?;
         }
-        ahead::link(dir, &images, &self.container.name)?;
+        ahead::link(dir, &images, &self.made.container.name)?;
         let archives = Archives::open(dir, identity)?;
         let layer = Layer::of(&self.bundle.root())?;
-        let mut filled = Filled::new(&save::volumes_in_use(self.words, &self.container.uid));
+        let mut filled = Filled::new(&save::volumes_in_use(self.words, &self.made.container.uid));
         let result = self
             .attempt(&images, &archives, &layer, &mut filled)
             .and_then(|()| {
@@ -98,8 +94,8 @@ impl Restore<'_> {
         layer: &Layer,
         filled: &mut Filled,
     ) -> Result<()> {
-        let Found { dir, identity, lazy } = self.found;
-        layer.apply(archives, &dir.join(save::changes(&self.container.name)))?;
+        let (dir, Found { identity, lazy }) = (&self.made.dir, self.found);
+        layer.apply(archives, &dir.join(save::changes(&self.made.container.name)))?;
         for volume in self.bundle.volumes() {
             filled.fill(archives, &volume, &dir.join(save::volume(&volume)))?;
         }
@@ -124,7 +120,7 @@ impl Restore<'_> {
         call.env("CRIU_CONFIG_FILE", config).stdin(Stdio::inherit());
         let limits =
             Limits { idle: IDLE, whole: self.until.saturating_duration_since(Instant::now()) };
-        call::within(&mut call, limits).map_err(|error| {
+        call::within_while(&mut call, limits, &|_| self.made.is_last()).map_err(|error| {
             match logs::first_error(&work.join("restore.log")) {
                 Some(reason) => Error::new(format!("{error}: {reason}")),
                 None => error,
@@ -149,7 +145,7 @@ impl Restore<'_> {
     /// Ends a restore whose call was killed, and removes what it has left: nobody knows of this container. Another one has
     /// a layer of its own, and finds out what was done to the volumes.
     pub(super) fn abandon(&self) {
-        call::stop_all("restore", self.id);
+        call::stop_all("restore", &self.made.id);
         self.remove();
     }
 
@@ -157,15 +153,17 @@ impl Restore<'_> {
     fn remove(&self) {
         // A runc that fails by itself leaves nothing. One that was killed does.
         for _ in 0..ATTEMPTS {
-            if !self.words.root().join(self.id).exists() {
+            if !self.words.root().join(&self.made.id).exists() {
                 break;
             }
-            save::end(self.words, self.id);
+            save::end(self.words, &self.made.id);
             // Where runc was killed, the root lies mounted there, which it would empty and could not remove.
-            let _ =
-                unmount(self.words.root().join(self.id).join("criu-root"), UnmountFlags::DETACH);
+            let _ = unmount(
+                self.words.root().join(&self.made.id).join("criu-root"),
+                UnmountFlags::DETACH,
+            );
             let mut delete = call::command(self.words, "delete");
-            delete.args(["--force", self.id]).stdin(Stdio::null());
+            delete.args(["--force", &self.made.id]).stdin(Stdio::null());
             delete.stdout(Stdio::null()).stderr(Stdio::null());
             // While the engine's guardian ends what was made, there are processes. If it stays there, the cold start
             // says so.

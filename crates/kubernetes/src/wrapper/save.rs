@@ -18,6 +18,7 @@ use super::call::{self, Limits};
 use super::layer::{self, Layer};
 use super::restore;
 use super::sealed::Archives;
+use super::settled;
 use super::words::Words;
 use crate::error::{Context, Error, Result};
 use crate::message::LOGS;
@@ -85,6 +86,7 @@ impl<'a> Pod<'a> {
     /// If no container of it runs.
     pub(super) fn running(words: &'a Words, uid: &str) -> Result<Self> {
         let mut containers = bundle::of_pod(&words.root(), uid);
+        containers.iter().for_each(|(id, _)| settled(words, id));
         if containers.is_empty() {
             return Err(Error::new(format!("runc knows no container of the pod {uid}")));
         }
@@ -261,22 +263,30 @@ fn members(words: &Words, id: &str) -> Vec<i32> {
     group(words, id).map(|group| cgroup::processes(&group)).unwrap_or_default()
 }
 
-/// Kills the processes of a container that is frozen, which die before they do anything more. Whether it was frozen when all
-/// of them had to die.
-pub(super) fn end(words: &Words, id: &str) -> bool {
-    let group = group(words, id);
-    let pids = group.as_deref().map(cgroup::processes).unwrap_or_default();
-    for pid in pids.into_iter().filter_map(Pid::from_raw) {
+/// Kills the processes of a container: they die when it is not frozen any more.
+pub(super) fn kill(words: &Words, id: &str) {
+    for pid in members(words, id).into_iter().filter_map(Pid::from_raw) {
         // It may be gone.
         let _ = kill_process(pid, Signal::KILL);
     }
-    let freezer = group.map(|group| Freezer::of(&group));
-    let was_frozen = freezer.as_ref().is_some_and(|freezer| freezer.is_set().unwrap_or(false));
-    // Version 1 of cgroups lets nothing frozen die. By way of runc it takes longer than some callers live.
+}
+
+/// Kills the processes of a container that is frozen, which die before they do anything more. Whether it was frozen when all
+/// of them had to die.
+pub(super) fn end(words: &Words, id: &str) -> bool {
+    kill(words, id);
+    let was_frozen = is_frozen(words, id);
+    // Version 1 of cgroups lets nothing frozen die.
+    thaw(words, id);
+    was_frozen
+}
+
+/// Lets a container go on. By way of runc it takes longer than some callers live.
+pub(super) fn thaw(words: &Words, id: &str) {
+    let freezer = group(words, id).map(|group| Freezer::of(&group));
     if freezer.is_none_or(|freezer| freezer.set(false).is_err()) {
         resume(words, id);
     }
-    was_frozen
 }
 
 /// Whether the group of a container is frozen.

@@ -25,6 +25,7 @@ const WITH_VALUE: &[&str] = &[
     "--page-server",
     "--lsm-profile",
     "--lsm-mount-context",
+    "--process",
 ];
 
 /// A command line of runc's.
@@ -136,6 +137,8 @@ mod tests {
         assert_eq!(kill.root(), PathBuf::from("/r"));
         let checkpoint = words("checkpoint --image-path /i --work-path /w --leave-running abc");
         assert_eq!(checkpoint.id().as_deref(), Some("abc"));
+        let exec = words("exec --process /tmp/p --detach --pid-file /b/1.pid abc");
+        assert_eq!(exec.id().as_deref(), Some("abc"));
     }
 
     #[test]
