@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, always, cluster, deployment, given, job, set, template};
@@ -15,6 +16,13 @@ const KILLS: u64 = 50;
 /// Who.
 const DAEMONS: [&str; 7] =
     ["agent1", "agent2", "controller", "kubelet1", "kubelet2", "containerd1", "containerd2"];
+/// How often a kubelet is killed while containers are created and started, if `TORPOR_KILLS` says nothing else.
+const KILLS_OF_KUBELETS: u64 = 10;
+/// Of how many processes of torpor-runc one is waited for, at most: each pod has two or three for either, not all of which live long
+/// enough to be seen.
+const PROCESSES: u64 = 9;
+/// How long it is waited for: the pods have given way by then.
+const SEEN: Duration = Duration::from_secs(20);
 /// What runs: three replicas of two owners, and a Job.
 const APPS: [(&str, usize); 3] = [("alike", 3), ("ordinal", 3), ("job", 1)];
 
@@ -197,9 +205,83 @@ fn whoever_is_killed_no_pod_is_lost_or_there_twice() {
         // The daemons are back within 5 s, which costs no pod its work.
         assert!(anew.is_empty(), "{told}: {}", events(&cluster, &anew));
     }
+    end(&cluster);
+}
+
+/// Waits until so many processes of torpor-runc were seen that do something with containers of a node which are restored, or all
+/// that there were. How many that is, and the last of them.
+fn seen(cluster: &Cluster, node: &str, action: &str, number: usize) -> (usize, Option<i32>) {
+    let root = cluster.place.path().join(node).join("runc/k8s.io");
+    let until = Instant::now() + SEEN;
+    let does_it = |pid: &i32| {
+        // What has ended has no command line.
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).into_owned();
+        let words: Vec<&str> = line.split('\0').filter(|word| !word.is_empty()).collect();
+        let waits = || root.join(words.last().unwrap()).join("torpor-waits").exists();
+        words.contains(&action)
+            && words.contains(&root.to_str().unwrap())
+            && (action == "create" || waits())
+    };
+    let (mut all, mut last) = (HashSet::new(), None);
+    while all.len() < number && Instant::now() < until {
+        let names = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.file_name());
+        let pids = names.filter_map(|name| name.to_str()?.parse().ok());
+        for pid in pids.filter(does_it).filter(|pid| all.insert(*pid)).collect::<Vec<i32>>() {
+            last = Some(pid);
+        }
+    }
+    (all.len(), last)
+}
+
+/// Kills a kubelet while this process stands still, so that containerd gives its call up before it is answered.
+fn kill_beside(cluster: &Cluster, kubelet: &str, process: Option<i32>) {
+    let process = process.and_then(Pid::from_raw);
+    // It may have ended.
+    let send = |signal| process.map(|process| kill_process(process, signal));
+    send(Signal::STOP);
+    cluster.kill(kubelet);
+    thread::sleep(Duration::from_secs(1));
+    send(Signal::CONT);
+}
+
+#[test]
+fn a_kubelet_that_is_killed_while_containers_begin_costs_no_pod_its_work() {
+    let test = "a_kubelet_that_is_killed_while_containers_begin_costs_no_pod_its_work";
+    let Some(cluster) = cluster(test) else { return };
+    let seed = seed();
+    eprintln!("TORPOR_SEED={seed}");
+    let mut draw = Draw(seed);
+    start(&cluster);
+    let mut uids = all_run(&cluster, &HashSet::new());
+    let began_before: HashSet<String> = programs(&cluster);
+    for round in 1..=given("TORPOR_KILLS").unwrap_or(KILLS_OF_KUBELETS) {
+        let (nodes, kubelet) = match round % 2 {
+            1 => (["node1", "node2"], "kubelet2"),
+            _ => (["node2", "node1"], "kubelet1"),
+        };
+        let action = if draw.below(4) == 0 { "create" } else { "start" };
+        let number = 1 + usize::try_from(draw.below(PROCESSES)).unwrap();
+        let mut at = 0;
+        uids = give_way(&cluster, nodes, &uids, || {
+            let (found, process) = seen(&cluster, nodes[1], action, number);
+            kill_beside(&cluster, kubelet, process);
+            at = found;
+        });
+        let told = format!("{kubelet} killed at process {at} of {action} ({number} drawn)");
+        assert_eq!(counting(&cluster), 7, "round {round}: {told}");
+        let anew: Vec<String> = programs(&cluster).difference(&began_before).cloned().collect();
+        eprintln!("{round}: {told}: {} of 7 began anew", anew.len());
+        assert!(anew.is_empty(), "{told}: {}", events(&cluster, &anew));
+    }
+    end(&cluster);
+}
+
+/// Ends what runs.
+fn end(cluster: &Cluster) {
     cluster.kubectl("admin", &["uncordon", "node1", "node2"], "").unwrap();
     cluster.delete(&["deployment/alike", "statefulset/ordinal", "job/job"]);
-    nothing_is_left(&cluster);
+    nothing_is_left(cluster);
 }
 
 /// What the programs chose when they began.
