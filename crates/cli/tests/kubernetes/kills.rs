@@ -194,16 +194,9 @@ fn whoever_is_killed_no_pod_is_lost_or_there_twice() {
         uids = give_way(&cluster, nodes, &uids, || {
             done = kill_at(&cluster, daemon, begun + point, &uids) - begun;
         });
-        let told = format!("{daemon} killed at {done} of {} calls ({point} drawn)", work[victim]);
-        assert_eq!(counting(&cluster), 7, "round {round}: {told}");
-        let anew: Vec<String> = programs(&cluster).difference(&began_before).cloned().collect();
-        eprintln!(
-            "{round}: {told}: {} of 7 began anew, {:.1} s in all",
-            anew.len(),
-            since.elapsed().as_secs_f32(),
-        );
-        // The daemons are back within 5 s, which costs no pod its work.
-        assert!(anew.is_empty(), "{told}: {}", events(&cluster, &anew));
+        let (all, took) = (work[victim], since.elapsed().as_secs_f32());
+        let told = format!("{daemon} killed at {done} of {all} calls ({point} drawn), {took:.1} s");
+        all_go_on(&cluster, &began_before, &format!("round {round}: {told}"));
     }
     end(&cluster);
 }
@@ -269,12 +262,17 @@ fn a_kubelet_that_is_killed_while_containers_begin_costs_no_pod_its_work() {
             at = found;
         });
         let told = format!("{kubelet} killed at process {at} of {action} ({number} drawn)");
-        assert_eq!(counting(&cluster), 7, "round {round}: {told}");
-        let anew: Vec<String> = programs(&cluster).difference(&began_before).cloned().collect();
-        eprintln!("{round}: {told}: {} of 7 began anew", anew.len());
-        assert!(anew.is_empty(), "{told}: {}", events(&cluster, &anew));
+        all_go_on(&cluster, &began_before, &format!("round {round}: {told}"));
     }
     end(&cluster);
+}
+
+/// Seven programs count, and they are those that did before: the daemons are back within 5 s, which costs no pod its work.
+fn all_go_on(cluster: &Cluster, began_before: &HashSet<String>, told: &str) {
+    assert_eq!(counting(cluster), 7, "{told}");
+    let anew: Vec<String> = programs(cluster).difference(began_before).cloned().collect();
+    eprintln!("{told}: {} of 7 began anew", anew.len());
+    assert!(anew.is_empty(), "{told}: {}", events(cluster, &anew));
 }
 
 /// Ends what runs.
