@@ -164,12 +164,7 @@ fn kill_at(cluster: &Cluster, daemon: &str, work: u64, before: &HashSet<String>)
 #[test]
 fn whoever_is_killed_no_pod_is_lost_or_there_twice() {
     let Some(cluster) = cluster("whoever_is_killed_no_pod_is_lost_or_there_twice") else { return };
-    let seed = seed();
-    eprintln!("TORPOR_SEED={seed}");
-    let mut draw = Draw(seed);
-    start(&cluster);
-    let mut uids = all_run(&cluster, &HashSet::new());
-    let began_before: HashSet<String> = programs(&cluster);
+    let (mut draw, mut uids, began_before) = begin(&cluster);
     // First nobody is killed, which says how much there is to do for each daemon until the pods have given way.
     let whole = [["node1", "node2"], ["node2", "node1"]].map(|nodes| {
         let before = DAEMONS.map(|daemon| cluster.work(daemon));
@@ -242,12 +237,7 @@ fn kill_beside(cluster: &Cluster, kubelet: &str, process: Option<i32>) {
 fn a_kubelet_that_is_killed_while_containers_begin_costs_no_pod_its_work() {
     let test = "a_kubelet_that_is_killed_while_containers_begin_costs_no_pod_its_work";
     let Some(cluster) = cluster(test) else { return };
-    let seed = seed();
-    eprintln!("TORPOR_SEED={seed}");
-    let mut draw = Draw(seed);
-    start(&cluster);
-    let mut uids = all_run(&cluster, &HashSet::new());
-    let began_before: HashSet<String> = programs(&cluster);
+    let (mut draw, mut uids, began_before) = begin(&cluster);
     for round in 1..=given("TORPOR_KILLS").unwrap_or(KILLS_OF_KUBELETS) {
         let (nodes, kubelet) = match round % 2 {
             1 => (["node1", "node2"], "kubelet2"),
@@ -265,6 +255,15 @@ fn a_kubelet_that_is_killed_while_containers_begin_costs_no_pod_its_work() {
         all_go_on(&cluster, &began_before, &format!("round {round}: {told}"));
     }
     end(&cluster);
+}
+
+/// Starts what runs, and says what everything is drawn by: that, the pods, and the programs that have begun.
+fn begin(cluster: &Cluster) -> (Draw, HashSet<String>, HashSet<String>) {
+    let seed = seed();
+    eprintln!("TORPOR_SEED={seed}");
+    start(cluster);
+    let uids = all_run(cluster, &HashSet::new());
+    (Draw(seed), uids, programs(cluster))
 }
 
 /// Seven programs count, and they are those that did before: the daemons are back within 5 s, which costs no pod its work.
