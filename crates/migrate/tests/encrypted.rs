@@ -44,6 +44,8 @@ fn every_mode_is_encrypted() {
         wait_until("it has ended here", || counter.has_ended_here());
         counter.goes_on();
     }
+    // Nobody who succeeded goes before the other one knows.
+    assert!(!there.log().contains("it was closed"), "{}", there.log());
 }
 
 /// More of them than an agent serves at a time say nothing that is of use, a byte of it now and then.

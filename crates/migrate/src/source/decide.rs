@@ -258,7 +258,7 @@ impl Source<'_> {
     }
 
     fn over(&mut self) {
-        if let Err(error) = self.link.say(&Request::Over) {
+        if let Err(error) = self.link.close() {
             tracing::debug!("{error}");
         }
     }

@@ -29,6 +29,8 @@ use crate::wire::spread::unite;
 const MAX_MEASURED: u64 = 256 << 20;
 /// How long after one end's failure the other end says why.
 const SOON: Duration = Duration::from_secs(2);
+/// How long a destination may take to hear the last word.
+const HEARD: Duration = Duration::from_secs(20);
 /// How long a connection that is lost while tasks wait for pages is made again.
 const DAY: Duration = Duration::from_secs(24 * 3600);
 /// How often.
@@ -411,6 +413,21 @@ impl Link {
             Error::Link(_) => self.last_word().unwrap_or(error),
             _ => error,
         }
+    }
+
+    /// Says the last word, and waits until the destination has heard it and closes the line: a process that ends takes along
+    /// what it still passes on.
+    ///
+    /// # Errors
+    /// If the link is down.
+    pub(super) fn close(&mut self) -> Result<()> {
+        self.say(&Request::Over)?;
+        let start = Instant::now();
+        while let Some(left) = HEARD.checked_sub(start.elapsed())
+            && wait_readable(&[self.line.as_fd()], Some(left))? == [true]
+            && self.line.wait(&[])?.is_none()
+        {}
+        Ok(())
     }
 
     /// Why the destination has refused, if it says so soon.
