@@ -21,8 +21,8 @@ use crate::shape::Shape;
 
 /// Migrations of all kinds that are kept, the last ones.
 const KEPT: usize = 200;
-/// Migrations of one kind that count, the last ones.
-const COUNTED: usize = 9;
+/// Migrations of one kind that count, the last ones: few, since a program that gets other work is another one for rounds.
+const COUNTED: usize = 3;
 /// No file of [`KEPT`] samples is longer.
 const MAX_LEN: u64 = 256 << 10;
 /// What is further off than this has other reasons.
@@ -113,6 +113,17 @@ impl Factors {
         }
     }
 
+    /// The middle one of each part. None of none.
+    fn middle(all: impl Iterator<Item = Self>) -> Option<Self> {
+        let all: Vec<Self> = all.collect();
+        let of = |part: fn(&Self) -> f64| median(all.iter().map(part));
+        Some(Self {
+            freeze: of(|it| it.freeze)?,
+            transfer: of(|it| it.transfer)?,
+            restore: of(|it| it.restore)?,
+        })
+    }
+
     fn are_sane(&self) -> bool {
         let sane = |factor: f64| (1.0 / MOST..=MOST).contains(&factor);
         sane(self.freeze) && sane(self.transfer) && sane(self.restore)
@@ -124,6 +135,9 @@ impl Factors {
 pub(crate) struct Sample {
     kind: MoveKind,
     factors: Factors,
+    /// The same of what a rehearsal would have expected, if there were rounds.
+    #[serde(default)]
+    rehearsed: Option<Factors>,
     /// How long its rounds took, if there were several.
     pace: Option<Pace>,
     /// Pages that the last round brought, for each of the first.
@@ -141,11 +155,19 @@ impl Sample {
             [first, .., last] => Some(float(last.pages) / float(first.pages).max(1.0)),
             _ => None,
         };
-        Self { kind, factors, pace: Pace::of(&rounds[..waited]), last: last.map(|it| it.min(1.0)) }
+        let (pace, last) = (Pace::of(&rounds[..waited]), last.map(|it| it.min(1.0)));
+        Self { kind, factors, rehearsed: None, pace, last }
+    }
+
+    /// That a rehearsal would have been off by this.
+    #[must_use]
+    pub(crate) fn rehearsed(self, rehearsed: Option<Factors>) -> Self {
+        Self { rehearsed, ..self }
     }
 
     fn is_sane(&self) -> bool {
         self.factors.are_sane()
+            && self.rehearsed.is_none_or(|factors| factors.are_sane())
             && self.pace.is_none_or(|pace| pace.is_sane())
             && self.last.is_none_or(|last| (0.0..=1.0).contains(&last))
     }
@@ -156,6 +178,8 @@ impl Sample {
 pub(crate) struct Lesson {
     /// What corrects estimates.
     pub factors: Factors,
+    /// What corrects rehearsals, if there were rounds.
+    pub rehearsed: Option<Factors>,
     /// How long rounds take, if there were any.
     pub pace: Option<Pace>,
     /// Pages of the last round for each of the first, if there were several.
@@ -191,18 +215,14 @@ impl Experience {
     pub(crate) fn lesson(&self, kind: &MoveKind) -> Option<Lesson> {
         let like = self.samples.iter().rev().filter(|it| it.kind.is_like(kind)).take(COUNTED);
         let like: Vec<&Sample> = like.collect();
-        let all = |of: fn(&Factors) -> f64| median(like.iter().map(|it| of(&it.factors)));
-        let factors = Factors {
-            freeze: all(|it| it.freeze)?,
-            transfer: all(|it| it.transfer)?,
-            restore: all(|it| it.restore)?,
-        };
+        let factors = Factors::middle(like.iter().map(|it| it.factors))?;
+        let rehearsed = Factors::middle(like.iter().filter_map(|it| it.rehearsed));
         let paces =
             |of: fn(&Pace) -> f64| median(like.iter().filter_map(|it| it.pace.as_ref().map(of)));
         let pace = paces(|it| it.each).zip(paces(|it| it.rate));
         let pace = pace.map(|(each, rate)| Pace { each, rate });
         let last = median(like.iter().filter_map(|it| it.last));
-        Some(Lesson { factors, pace, last, of: like.len() })
+        Some(Lesson { factors, rehearsed, pace, last, of: like.len() })
     }
 
     /// Remembers a migration. Another one that does so at the same time may be forgotten.
@@ -260,7 +280,7 @@ mod tests {
         let factors = Factors::between(&pause(1, 1, 1), &pause(2, 2, 2));
         let graph = of("walker", 1, 1000, Mode::PreCopy);
         let measured = MoveKind { is_measured: true, ..graph.clone() };
-        let sample = Sample { kind: graph, factors, pace: None, last: None };
+        let sample = Sample { kind: graph, factors, rehearsed: None, pace: None, last: None };
         Experience::of(dir.path()).add(sample).unwrap();
         assert!(
             Experience::of(dir.path()).lesson(&measured).is_none(),
@@ -291,13 +311,15 @@ mod tests {
         let all = [pause(20, 10, 5), pause(30, 10, 6), pause(900, 900, 900)];
         for (real, last) in all.into_iter().zip([0.1, 0.9, 0.2]) {
             let factors = Factors::between(&pause(10, 10, 10), &real);
-            let sample = Sample { kind: asked.clone(), factors, pace, last: Some(last) };
+            let rehearsed = Some(Factors::between(&pause(10, 10, 20), &real));
+            let sample = Sample { kind: asked.clone(), factors, rehearsed, pace, last: Some(last) };
             Experience::of(dir.path()).add(sample).unwrap();
         }
         let lesson = Experience::of(dir.path()).lesson(&asked).unwrap();
         assert_eq!((lesson.of, lesson.pace, lesson.last), (3, pace, Some(0.2)));
         // One that was far off for reasons of its own changes little.
         assert_eq!(lesson.factors.correct(&pause(10, 20, 10)), pause(30, 20, 6));
+        assert_eq!(lesson.rehearsed.unwrap().correct(&pause(10, 20, 20)), pause(30, 20, 6));
         assert_eq!(Experience::of(dir.path()).lesson(&other), None);
     }
 
@@ -331,7 +353,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let factors = Factors::between(&pause(1, 1, 1), &pause(2, 2, 2));
         for _ in 0..KEPT + 3 {
-            let sample = Sample { kind: kind(Mode::Hybrid), factors, pace: None, last: Some(0.5) };
+            let sample = Sample::new(kind(Mode::Hybrid), factors, &[], Mode::StopAndCopy);
+            let sample = Sample { last: Some(0.5), ..sample.rehearsed(Some(factors)) };
             Experience::of(dir.path()).add(sample).unwrap();
         }
         let kept = Experience::of(dir.path());

@@ -8,7 +8,7 @@ use crate::mode::Mode;
 use crate::report::millis;
 
 /// What was measured.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Measured {
     /// Bytes of memory that would be sent.
     pub memory: u64,

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::forecast::Pause;
+use crate::forecast::{Measured, Pause};
 use crate::mode::Mode;
 use crate::probe::Service;
 
@@ -87,8 +87,10 @@ impl Downtime {
 }
 
 /// What the pause was expected to be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Estimate {
+    /// What it goes by.
+    pub measured: Measured,
     /// By this migration alone.
     pub plain: Pause,
     /// Corrected by what earlier ones took.

@@ -8,6 +8,7 @@ use super::{LARGE, Plan, Source};
 use crate::error::Result;
 use crate::experience::{Experience, Factors, MoveKind, Sample, Size};
 use crate::forecast::{FILL, Measured, Pause, float, seconds};
+use crate::mode::Mode;
 use crate::pace::{LINK, Pace};
 use crate::packing::Packing;
 use crate::report::{Downtime, Estimate, Round};
@@ -102,7 +103,8 @@ impl Source<'_> {
         let lesson = self.experience.lesson(&self.kind);
         let pause = lesson.map_or(plain, |lesson| lesson.factors.correct(&plain));
         let after = measured.after(self.plan.mode, left);
-        Some(Estimate { plain, pause, after, learned_from: lesson.map_or(0, |lesson| lesson.of) })
+        let learned_from = lesson.map_or(0, |lesson| lesson.of);
+        Some(Estimate { measured, plain, pause, after, learned_from })
     }
 
     /// What there is if there were no rounds.
@@ -156,7 +158,10 @@ impl Source<'_> {
         let Some(estimate) = &self.estimate else { return };
         let real = pause(&self.downtime);
         let factors = Factors::between(&estimate.plain, &real);
+        let rehearsed = rehearsed(&estimate.measured, &real, &self.rounds, self.plan.mode);
+        let rehearsed = rehearsed.map(|expected| Factors::between(&expected, &real));
         let sample = Sample::new(self.kind.clone(), factors, &self.rounds, self.plan.mode);
+        let sample = sample.rehearsed(rehearsed);
         // Others may have learned something meanwhile.
         if let Err(error) = Experience::of(&self.plan.state_dir).add(sample) {
             tracing::warn!("{error}");
@@ -187,6 +192,22 @@ fn freeze(whole: Option<Duration>, last: Duration, shape: &Shape) -> Duration {
         }
         None => shape.cost() + last,
     }
+}
+
+/// What a rehearsal of a migration with rounds would have expected of its pause, had it known how long the tasks were looked at and
+/// what the rounds were: a tree that is made as fast as it was read.
+fn rehearsed(measured: &Measured, real: &Pause, rounds: &[Round], mode: Mode) -> Option<Pause> {
+    // Pages that were fetched when the tasks ran there are of no round that they waited for.
+    let waited = &rounds[..rounds.len() - usize::from(mode.is_lazy())];
+    let [first, .., last] = rounds else { return None };
+    let pace = Pace::of(waited).filter(|_| mode.has_rounds())?;
+    let beside = if mode.is_lazy() { Duration::ZERO } else { measured.saving };
+    let freeze = real.freeze + beside;
+    let restore = freeze + measured.restore.saturating_sub(measured.freeze);
+    let known =
+        Measured { link: pace.rate, freeze, restore, each: seconds(pace.each), ..*measured };
+    let part = (float(last.pages) / float(first.pages).max(1.0)).min(1.0);
+    Some(known.pause(mode, part * float(known.memory)))
 }
 
 fn pause(of: &Downtime) -> Pause {
@@ -294,6 +315,30 @@ mod tests {
         // Rounds of one length: what is written in it, in the mean.
         let same = [(100, 500), (50, 500), (50, 500)].map(|(bytes, time)| round(bytes, time));
         assert_eq!(left(&same).unwrap().round(), 5e7);
+    }
+
+    /// A tree that was looked at for 70 ms is made in as many, and what the last round brings is brought into place.
+    #[test]
+    fn what_a_rehearsal_would_have_said_is_learned() {
+        let ms = Duration::from_millis;
+        let measured = Measured {
+            memory: 1_300_000_000,
+            freeze: ms(20),
+            restore: ms(20),
+            fill: FILL,
+            ..Measured::default()
+        };
+        let real = Pause { freeze: ms(70), transfer: ms(30), restore: ms(50) };
+        // The last round is as long as its pages are many: each brings 100 MB in 100 ms.
+        let rounds = [round(1000, 1000), round(100, 100), round(10, 10)];
+        let said = |mode| rehearsed(&measured, &real, &rounds, mode);
+        let [hybrid, pipelined, pre_copy] =
+            [Mode::Hybrid, Mode::Pipelined, Mode::PreCopy].map(|mode| said(mode).unwrap());
+        assert_eq!((hybrid.freeze, hybrid.restore), (ms(70), ms(70)));
+        assert_eq!(pipelined.restore, ms(80));
+        assert_eq!(pre_copy.restore, ms(1070));
+        assert_eq!(said(Mode::StopAndCopy), None);
+        assert_eq!(rehearsed(&measured, &real, &rounds[..1], Mode::PreCopy), None);
     }
 
     /// The destination builds a tree while the first round comes, which no other one has to wait for.

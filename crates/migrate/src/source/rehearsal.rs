@@ -21,7 +21,7 @@ use super::{
 };
 use crate::engine::{self, PAGES, POST_DUMP, WORK, over_pages, repeat};
 use crate::error::{Context, Error, Result};
-use crate::experience::{Experience, Lesson};
+use crate::experience::{Experience, Factors, Lesson};
 use crate::files::Mirror;
 use crate::forecast::{FILL, Forecast, Measured, Wish, float, seconds};
 use crate::host::Host;
@@ -134,7 +134,8 @@ fn is_new(plan: &Plan) -> Result<()> {
 }
 
 /// What was found out about the tree and the link, and what earlier migrations say about the rest: how long rounds
-/// take if the link lets them, and how long a tree is made. Without these, as long as it is read, and longer for files in memory.
+/// take if the link lets them, and by how much the parts of the pause were longer or shorter. Without these, a tree is made as fast as it is
+/// read, and slower for files in memory.
 fn forecast(
     plan: &Plan,
     checked: &Checked,
@@ -143,15 +144,13 @@ fn forecast(
 ) -> Result<(Measured, Forecast)> {
     let tasks = task::tree(plan.pid)?;
     let writes = Writes::sample(&tasks)?;
-    let longer = lesson.map(|lesson| lesson.factors.restore);
+    // What the estimate of a migration without rounds begins with, which that factor is of.
+    let longer = lesson.filter(|_| !plan.mode.has_rounds()).map(|lesson| lesson.factors.restore);
     let shape = Shape { stores_files: checked.compares, ..Shape::of(&tasks) };
-    let made = restore_after(checked.freeze, &shape);
-    // What the estimate of a migration begins with, which the factor is of.
-    let base = || match plan.mode.has_rounds() {
-        true => made,
-        false => Unprepared::of(plan.pid, &shape).restore,
+    let restore = match longer {
+        Some(times) => Unprepared::of(plan.pid, &shape).restore.mul_f64(times),
+        None => restore_after(checked.freeze, &shape),
     };
-    let restore = longer.map_or(made, |times| base().mul_f64(times));
     let (pace, compares) = (lesson.and_then(|it| it.pace), checked.compares);
     let start = Instant::now();
     let trees = trees(plan)?;
@@ -178,8 +177,22 @@ fn forecast(
         max_downtime: plan.max_downtime,
         max_rounds: plan.max_rounds,
     };
-    let forecast = Forecast::new(&measured, wish, |time| writes.within(time));
+    let plain = Forecast::new(&measured, wish, |time| writes.within(time));
+    let forecast = match lesson.and_then(|it| it.rehearsed) {
+        Some(factors) => corrected(plain, factors),
+        None => plain,
+    };
     Ok((measured, forecast))
+}
+
+/// A forecast, corrected by how far rehearsals of earlier migrations would have been off.
+fn corrected(plain: Forecast, factors: Factors) -> Forecast {
+    let pause = factors.correct(&plain.pause);
+    Forecast {
+        total: (plain.total + pause.total()).saturating_sub(plain.pause.total()),
+        pause,
+        ..plain
+    }
 }
 
 /// Has the engine look at all of the tree, and say what it would refuse.
