@@ -1,4 +1,4 @@
-//! Where images lie: in a directory, in memory, in an archive, in a stream.
+//! Where images lie: in a directory, in memory or in an archive; and how they go through a pipe.
 //!
 //! A [`Store`] holds one checkpoint: files by their names. The codec of `torpor-images` writes
 //! and reads them and knows no other place; a caller that has a store of another kind gives it to
