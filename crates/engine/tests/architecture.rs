@@ -59,6 +59,33 @@ fn every_crate_is_on_the_map_and_none_besides() {
     assert_eq!(named, crates());
 }
 
+/// The crates of this workspace that a crate needs to be built, tests aside.
+fn needed_by(krate: &str) -> Vec<String> {
+    let manifest = root().join("crates").join(krate).join("Cargo.toml");
+    let manifest = std::fs::read_to_string(manifest).unwrap();
+    let needed = manifest.split("\n[dependencies]\n").nth(1).unwrap_or_default();
+    let needed = needed.split("\n[").next().unwrap();
+    let name = |line: &str| Some(line.strip_prefix("torpor-")?.split_once('.')?.0.to_owned());
+    needed.lines().filter_map(name).collect()
+}
+
+/// Those that are drawn beside each other: what they have of each other is in their lines.
+#[test]
+fn siblings_on_the_map_say_what_they_use_of_each_other() {
+    let siblings = ["migrate", "queue", "snapshot", "benchmark", "kubernetes"];
+    let page = page();
+    for krate in siblings {
+        let begin = format!("     +-- {krate} ");
+        let line = page.lines().find(|line| line.starts_with(&begin)).expect(krate);
+        let used = line.split_once("; uses ").map_or("", |(_, used)| used);
+        let is_used = |sibling: &&str| used.contains(&format!(" of {sibling}"));
+        let said: Vec<&str> = siblings.into_iter().filter(is_used).collect();
+        let needed = needed_by(krate);
+        let needed = siblings.into_iter().filter(|sibling| needed.iter().any(|n| n == sibling));
+        assert_eq!(said, needed.collect::<Vec<_>>(), "{krate}");
+    }
+}
+
 #[test]
 fn the_readme_lists_every_crate_and_none_besides() {
     let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
@@ -515,7 +542,7 @@ fn the_example_in_docs_is_the_one_that_runs() {
 #[test]
 fn processes_and_stages_have_the_names_that_they_have_in_the_code() {
     let page = page();
-    let crates = ["engine", "tracee", "kubernetes"];
+    let crates = ["engine", "tracee", "migrate", "kubernetes"];
     let code = crates.map(|name| sources(&root().join("crates").join(name).join("src"))).concat();
     let table = page.split("## Processes").nth(1).unwrap().split("## The way").next().unwrap();
     let names: Vec<&str> =
@@ -530,6 +557,7 @@ fn processes_and_stages_have_the_names_that_they_have_in_the_code() {
             "torpor-pager",
             "torpor-twin",
             "torpor-template",
+            "torpor-watch",
             "torpor-undo"
         ]
     );
@@ -541,5 +569,29 @@ fn processes_and_stages_have_the_names_that_they_have_in_the_code() {
     for stage in ["Session", "Frozen", "Written", "Plan", "Skeleton", "Complete", "Ready"] {
         assert!(page.contains(stage), "{stage}");
         assert!(code.contains(&format!("pub struct {stage}")), "{stage}");
+    }
+}
+
+/// Whoever is forked is on the map, and says what happens if it is killed.
+#[test]
+fn processes_that_are_forked_are_on_the_map() {
+    /// The files that fork, and who is born there.
+    const BORN: [(&str, &str); 7] = [
+        ("guardian.rs", "guardian"),
+        ("lazy/daemon.rs", "pager"),
+        ("memory/keeper.rs", "keeper"),
+        ("namespace/ask.rs", "helper"),
+        ("namespace/ipc/mqueue.rs", "helper"),
+        ("namespace/user.rs", "helper"),
+        ("reader.rs", "reader"),
+    ];
+    let forks = files_of_engine().into_iter().filter(|(_, text)| text.contains("process::fork("));
+    let files: Vec<String> = forks.map(|(file, _)| file).collect();
+    assert_eq!(files, BORN.map(|(file, _)| file));
+    let page = page();
+    for (_, born) in BORN {
+        let drawn = page.lines().any(|line| line.trim_start().starts_with(&format!("+-- {born} ")));
+        let row = page.lines().find(|line| line.starts_with(&format!("| {born} |")));
+        assert!(drawn && row.is_some_and(|row| row.split(" | ").count() == 5), "{born}");
     }
 }

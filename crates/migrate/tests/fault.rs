@@ -303,6 +303,10 @@ fn what_a_killed_source_leaves_goes_with_the_next_one() {
     let state = here.path("state");
     let watches = || pids_of(&["--watch", "one", state.to_str().unwrap()]);
     wait_until("it is watched", || watches().len() == 1);
+    let name = format!("/proc/{}/comm", watches()[0].as_raw_nonzero());
+    wait_until("it has its name", || {
+        std::fs::read_to_string(&name).is_ok_and(|name| name == "torpor-watch\n")
+    });
     kill_process(watches()[0], Signal::KILL).unwrap();
     migration.kill().unwrap();
     migration.wait().unwrap();

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
+use torpor_sys::process::set_name;
 use torpor_tls::Keys;
 use torpor_worker::{Channel, Heir, Worker};
 
@@ -133,6 +134,8 @@ fn interval(patience: u32) -> Duration {
 /// # Errors
 /// If a migration that is left to it stays undecided.
 pub(crate) fn watch(state_dir: &Path, id: &str, patience: u32, keys: Option<Keys>) -> Result<()> {
+    // Without its name it does its work all the same.
+    let _ = set_name(c"torpor-watch");
     let failed = || "standard input".to_owned();
     let socket = rustix::stdio::stdin().try_clone_to_owned().context(failed)?;
     let channel = Channel::new(socket);
