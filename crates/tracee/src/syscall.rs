@@ -116,8 +116,8 @@ pub fn close(fd: RemoteFd) -> Syscall {
 }
 
 /// dup3(2): `fd` gets the further number `to`, of which what it was is closed.
-pub fn dup3(fd: RemoteFd, to: RemoteFd, flags: DupFlags) -> Syscall {
-    (libc::SYS_dup3, [fd.0, to.0, flags.bits().into()]).into()
+pub fn dup3(fd: RemoteFd, to: u32, flags: DupFlags) -> Syscall {
+    (libc::SYS_dup3, [fd.0, to.into(), flags.bits().into()]).into()
 }
 
 /// fcntl(2): one of `F_*`, and its argument.
@@ -137,4 +137,25 @@ pub fn prctl<const N: usize>(option: i32, rest: [u64; N]) -> Syscall {
     args[0] = option.cast_unsigned().into();
     args[1..=N].copy_from_slice(&rest);
     (libc::SYS_prctl, args).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of two arguments of one type the compiler would take either for the other.
+    #[test]
+    fn no_call_has_two_arguments_of_one_type() {
+        let _: fn(Range<u64>, ProtFlags, MapFlags, (RemoteFd, u64)) -> Syscall = mmap;
+        let _: fn(Range<u64>, ProtFlags, MapFlags) -> Syscall = mmap_anonymous;
+        let _: fn(Range<u64>, ProtFlags) -> Syscall = mprotect;
+        let _: fn(Range<u64>, u64) -> Syscall = mremap;
+        let _: fn(RemoteFd, RemoteAddr, OFlags, Mode) -> Syscall = openat;
+        let _: fn(RemoteFd, i32, u64) -> Syscall = fcntl;
+        let _: fn(RemoteFd, libc::Ioctl, RemoteAddr) -> Syscall = ioctl;
+        let _: fn(i32, [u64; 4]) -> Syscall = prctl;
+        let dup3: fn(RemoteFd, u32, DupFlags) -> Syscall = dup3;
+        let args = [3, 7, libc::O_CLOEXEC.cast_unsigned().into()];
+        assert_eq!(dup3(RemoteFd(3), 7, DupFlags::CLOEXEC), (libc::SYS_dup3, args).into());
+    }
 }

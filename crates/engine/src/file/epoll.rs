@@ -342,18 +342,18 @@ impl SignalWatch {
     }
 
     fn add(&self, husk: &mut Tracee, set: i32) -> Result<()> {
-        let [own, number] = [self.fd, self.number].map(RemoteFd::from);
         let mut batch = husk.batch();
-        if own != number {
-            batch.must(syscall::dup3(own, number, DupFlags::CLOEXEC));
+        if self.fd != self.number {
+            batch.must(syscall::dup3(self.fd.into(), self.number, DupFlags::CLOEXEC));
         }
         // struct epoll_event is packed on x86-64.
         let event = [&self.events.to_ne_bytes()[..], &self.data.to_ne_bytes()].concat();
         let event = batch.bytes(&event);
-        let args = [RemoteFd::from(set).0, libc::EPOLL_CTL_ADD as u64, number.0, event.0];
+        let number = self.number.into();
+        let args = [RemoteFd::from(set).0, libc::EPOLL_CTL_ADD as u64, number, event.0];
         batch.must((libc::SYS_epoll_ctl, args));
-        if own != number {
-            batch.must(syscall::close(number));
+        if self.fd != self.number {
+            batch.must(syscall::close(self.number.into()));
         }
         match batch.run()?.first_error() {
             Some((_, e)) => Err(e).context(|| format!("EPOLL_CTL_ADD to epoll set {}", self.set)),

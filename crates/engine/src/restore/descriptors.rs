@@ -120,12 +120,12 @@ fn fill(table: &mut Table<'_>, tasks: &[usize]) -> Result<()> {
 /// moving them from the highest down never meets one that is still to be moved.
 fn place(batch: &mut Batch<'_>, fds: &[Descriptor]) {
     for (from, fd) in fds.iter().enumerate().rev() {
-        let (from, to) = (RemoteFd(from as u64), RemoteFd::from(fd.fd));
+        let from = RemoteFd(from as u64);
         let cloexec = if fd.flags & 1 != 0 { DupFlags::CLOEXEC } else { DupFlags::empty() };
-        if from == to {
+        if from == fd.fd.into() {
             batch.must(syscall::fcntl(from, libc::F_SETFD, u64::from(fd.flags & 1)));
         } else {
-            batch.must(syscall::dup3(from, to, cloexec));
+            batch.must(syscall::dup3(from, fd.fd, cloexec));
             batch.must(syscall::close(from));
         }
     }

@@ -89,7 +89,7 @@ impl Transport {
         let Some([ours, theirs]) = self.pair.take() else { return };
         let at = self.theirs;
         if theirs != at {
-            batch.must(syscall::dup3(theirs.into(), at.into(), DupFlags::CLOEXEC));
+            batch.must(syscall::dup3(theirs.into(), at.cast_unsigned(), DupFlags::CLOEXEC));
             batch.call(syscall::close(theirs.into()));
         }
         if ours != at {

@@ -149,7 +149,7 @@ impl IoUringRestorer {
         let cloexec = listed.is_some_and(|fd| fd.flags & 1 != 0);
         let flags = if cloexec { DupFlags::CLOEXEC } else { DupFlags::empty() };
         let husk = task.remote()?;
-        let dup3 = syscall::dup3(from, holder.fd.into(), flags);
+        let dup3 = syscall::dup3(from, holder.fd.cast_unsigned(), flags);
         husk.call("dup3 of an io_uring instance", dup3)?;
         if own.is_none() {
             husk.call("close", syscall::close(from))?;

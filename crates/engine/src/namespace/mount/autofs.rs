@@ -377,16 +377,16 @@ impl WaitingForDaemon {
             let mut transport = Transport::open(asked, number.cast_signed() + 3)?;
             let mut batch = asked.batch();
             transport.send(&mut batch, &[pipe.as_fd(), self.root.as_fd(), device.as_fd()])?;
-            let [writing, root, through] = [0, 1, 2].map(|more| RemoteFd::from(number + more));
+            let [writing, root, through] = [0, 1, 2].map(|more| number + more);
             // The highest first: each arrives at or below its own number.
-            for (from, to) in [(2, through), (1, root), (0, writing)] {
-                if RemoteFd(from) != to {
-                    batch.must(syscall::dup3(RemoteFd(from), to, DupFlags::CLOEXEC));
+            for (from, to) in [(2_u32, through), (1, root), (0, writing)] {
+                if from != to {
+                    batch.must(syscall::dup3(from.into(), to, DupFlags::CLOEXEC));
                 }
             }
-            let request = [1, REQUEST as u64 | root.0 << 32, writing.0];
+            let request = [1, REQUEST as u64 | u64::from(root) << 32, writing.into()];
             let request = place_words(&mut batch, &request);
-            batch.must(syscall::ioctl(through, SET_PIPE, request));
+            batch.must(syscall::ioctl(through.into(), SET_PIPE, request));
             let failed = batch.run()?.first_error();
             failed.map_or(Ok(()), |(_, e)| Err(e)).context(what)
         })

@@ -186,8 +186,8 @@ fn open_at(cx: &mut Restore<'_>, path: &str, flags: i32, number: i32) {
     let at = u64::from(libc::AT_FDCWD.cast_unsigned());
     let open = batch.call((libc::SYS_openat, [at, path, flags]));
     let fd = batch.run().unwrap().expect(open, || "open".to_owned()).unwrap();
-    let (from, to) = (RemoteFd(fd), RemoteFd::from(number.cast_unsigned()));
-    if from != to {
+    let (from, to) = (RemoteFd(fd), number.cast_unsigned());
+    if from != to.into() {
         call(cx, syscall::dup3(from, to, DupFlags::empty()));
         call(cx, syscall::close(from));
     }
@@ -292,7 +292,7 @@ fn what_is_made_otherwise_is_named() {
         ("descriptor 4 is socket:[", |cx| {
             let socket = [libc::AF_INET, libc::SOCK_DGRAM, 0].map(|n| u64::from(n.cast_unsigned()));
             let other = cx.tasks[0].remote().unwrap().call("socket", (libc::SYS_socket, socket));
-            let (from, to) = (RemoteFd(other.unwrap()), RemoteFd::from(SOCKET.cast_unsigned()));
+            let (from, to) = (RemoteFd(other.unwrap()), SOCKET.cast_unsigned());
             call(cx, syscall::dup3(from, to, DupFlags::empty()));
             call(cx, syscall::close(from));
         }),
