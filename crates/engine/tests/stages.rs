@@ -23,6 +23,7 @@ use torpor_images::compress::Compression;
 use torpor_policy::{Policy, Rules};
 use torpor_seal::Suite;
 use torpor_seal::keys::{AgeIdentity, Identities, Recipient};
+use torpor_tests::wait::wait_for;
 
 #[path = "stages/networks.rs"]
 mod networks;
@@ -34,7 +35,7 @@ const FAMILY: usize = 4;
 /// Until something that is bound to happen has happened.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-const CASES: [(&str, fn()); 12] = [
+const CASES: [(&str, fn()); 13] = [
     ("quiet_memory", || moves(&Case { mode: "q", quiet: true, ..PLAIN })),
     ("one_process", || moves(&Case { mode: "-", ..PLAIN })),
     ("relatives_with_threads", || moves(&Case { mode: "ft", family: FAMILY, ..PLAIN })),
@@ -57,6 +58,7 @@ const CASES: [(&str, fn()); 12] = [
     }),
     ("a_dropped_stage_leaves_nothing", a_dropped_stage_leaves_nothing),
     ("a_dropped_session_lets_go", a_dropped_session_lets_go),
+    ("stopped_tasks_wait_for_somebody", stopped_tasks_wait_for_somebody),
 ];
 
 const PLAIN: Case = Case { mode: "-", family: 1, namespaces: "-p", quiet: false, sealed: false };
@@ -413,6 +415,29 @@ fn a_dropped_session_lets_go() {
     goes_on();
     drop(session);
     goes_on();
+}
+
+/// They are let go, and do not run until they are continued. What was written counts.
+fn stopped_tasks_wait_for_somebody() {
+    let subject = Subject::start(&Case { mode: "f", family: FAMILY, ..PLAIN });
+    let opts = subject.round(1);
+    let mut session = Session::open(&opts).unwrap();
+    let written = session.freeze(&opts, &mut NoHooks).unwrap().write(&mut NoHooks).unwrap();
+    written.stop(&mut NoHooks).unwrap();
+    drop(session);
+    assert!(subject.images(1).join("inventory.img").exists());
+    let mut all = vec![subject.pid];
+    all.extend(torpor_engine::proc::children_of(subject.pid));
+    assert_eq!(all.len(), FAMILY);
+    let is_stopped = |pid: &i32| torpor_engine::proc::stat(*pid).unwrap().state == 'T';
+    let look = || Ok(all.iter().all(is_stopped).then_some(()));
+    wait_for("all tasks to be stopped", PATIENCE, look).unwrap();
+    let before = subject.checks(FAMILY);
+    for pid in all {
+        let pid = rustix::process::Pid::from_raw(pid).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    }
+    subject.wait_for_checks(FAMILY, &before);
 }
 
 fn kill(pid: i32) {

@@ -10,7 +10,7 @@ use crate::options::Options;
 
 /// What becomes of the tasks after a dump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub(super) enum End {
     /// They are ended.
     Kill,
     /// They go on.
@@ -22,7 +22,7 @@ pub enum End {
 impl End {
     /// What the options say.
     #[must_use]
-    pub(crate) fn asked_for(opts: &Options) -> Self {
+    pub(super) fn asked_for(opts: &Options) -> Self {
         match (opts.leave_stopped, opts.stop.leave_running) {
             (true, _) => End::Stop,
             (false, true) => End::GoOn,

@@ -72,7 +72,7 @@ use crate::task::{Filters, ProcFiles};
 use crate::{cgroup, cpuinfo, network, open_files, proc};
 
 pub(crate) use self::tasks::Task;
-pub(crate) use end::End;
+use end::End;
 pub use session::{Frozen, Session, Written, dump, pre_dump};
 
 /// Everything that the dump knows while the tree is frozen.

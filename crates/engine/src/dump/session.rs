@@ -2,9 +2,9 @@
 //!
 //! [`Session::open`] finds the tree. [`Session::round`] saves the memory that has changed while
 //! the tasks run on, any number of times. [`Session::freeze`] stops them, [`Frozen::write`]
-//! writes the checkpoint, and what becomes of the tasks is the caller's word ([`Written::end`]):
-//! the engine never kills on its own. Until the word is given the tasks are held. Whatever is
-//! dropped lets them go on as if nothing had happened.
+//! writes the checkpoint, and what becomes of the tasks is the caller's word ([`Written::kill`],
+//! [`Written::resume`], [`Written::stop`]): the engine never kills on its own. Until the word is given the tasks are held.
+//! Whatever is dropped lets them go on as if nothing had happened.
 //!
 //! [`dump`] and [`pre_dump`] are short sequences of these steps. A session can be frozen again
 //! after its tasks went on.
@@ -377,11 +377,16 @@ impl Written<'_> {
         self.end(End::GoOn, hooks)
     }
 
-    /// Does with the tasks what the caller says.
+    /// Lets the tasks go on, stopped by job control (`SIGSTOP`) until somebody continues them.
     ///
     /// # Errors
-    /// See [`Written::kill`] and [`Written::resume`].
-    pub fn end(mut self, end: End, hooks: &mut dyn Hooks) -> Result<DumpReport> {
+    /// As [`Written::resume`].
+    pub fn stop(self, hooks: &mut dyn Hooks) -> Result<DumpReport> {
+        self.end(End::Stop, hooks)
+    }
+
+    /// Does with the tasks what the caller says.
+    fn end(mut self, end: End, hooks: &mut dyn Hooks) -> Result<DumpReport> {
         self.tree.ended = true;
         let cx = &mut self.tree.cx;
         let (end, done) = cx.decide(end, Ok(()));
