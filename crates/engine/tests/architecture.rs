@@ -431,6 +431,38 @@ fn calls_that_have_typed_forms_have_no_others() {
     assert!(files.is_empty(), "torpor_tracee::syscall has typed forms of calls in {files:?}");
 }
 
+/// The constants of the kernel that code defines by a number, by their names there.
+fn kernel_constants(text: &str) -> impl Iterator<Item = &str> {
+    const FAMILIES: &str =
+        " F FUTEX IFLA IORING MADV MAP NFTA NLA NLM PR PTRACE SECCOMP SO SOCK TCP TFD UFFD UFFDIO ";
+    text.lines().filter_map(|line| {
+        let (_, constant) = line.trim_start().split_once("const ")?;
+        let (name, value) = constant.split_once(": ")?;
+        let (_, value) = value.split_once(" = ")?;
+        let (family, _) = name.split_once('_')?;
+        let is_number = value.starts_with(|c: char| c.is_ascii_digit());
+        (is_number && FAMILIES.contains(&format!(" {family} "))).then_some(name)
+    })
+}
+
+/// Who looks for a number of the kernel finds one, and not a second one that might differ.
+#[test]
+fn constants_of_the_kernel_are_written_once() {
+    let text = "pub const F_GETSIG: i32 = 11;\n    const PR_A: u64 = libc::PR_B;\nconst F: u8 = 1;";
+    assert!(kernel_constants(text).eq(["F_GETSIG"]));
+    let mut written: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for krate in crates() {
+        for (file, text) in files_of(&krate) {
+            for name in kernel_constants(&text) {
+                written.entry(name.to_owned()).or_default().push(format!("{krate}/{file}"));
+            }
+        }
+    }
+    assert!(written.len() > 20, "{} constants of the kernel", written.len());
+    let twice: Vec<_> = written.iter().filter(|(_, files)| files.len() > 1).collect();
+    assert!(twice.is_empty(), "constants of the kernel in several files: {twice:#?}");
+}
+
 /// The entries of images that code names, by the types that they have in Rust.
 fn entries_in(text: &str) -> BTreeSet<&str> {
     let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));

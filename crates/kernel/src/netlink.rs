@@ -15,6 +15,8 @@ pub const ROUTE: i32 = libc::NETLINK_ROUTE;
 pub const SOCK_DIAG: i32 = libc::NETLINK_SOCK_DIAG;
 /// Netfilter.
 pub const NETFILTER: i32 = libc::NETLINK_NETFILTER;
+/// The attribute of a table of nftables that is its name (linux/netfilter/nf_tables.h).
+pub const NFTA_TABLE_NAME: u16 = 1;
 
 /// Size of `struct nlmsghdr`.
 const HEADER: usize = size_of::<libc::nlmsghdr>();

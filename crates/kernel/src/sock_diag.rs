@@ -146,7 +146,7 @@ pub struct NetlinkSocket {
 }
 
 /// The request for sockets of a family (linux/sock_diag.h).
-const SOCK_DIAG_BY_FAMILY: u16 = 20;
+pub const SOCK_DIAG_BY_FAMILY: u16 = 20;
 
 /// All Unix sockets.
 ///

@@ -18,7 +18,7 @@ pub fn signalfd(mask: u64, flags: i32) -> Result<OwnedFd> {
 }
 
 /// `TFD_IOC_SET_TICKS`: `_IOW('T', 0, __u64)`.
-const TFD_IOC_SET_TICKS: libc::Ioctl = 0x4008_5400;
+pub const TFD_IOC_SET_TICKS: libc::Ioctl = 0x4008_5400;
 
 /// Sets the number of expirations that a timerfd has not reported yet. Arming the
 /// timer clears them, so this comes after it.

@@ -26,10 +26,13 @@ struct OwnerEx {
     pid: i32,
 }
 
-const F_GETOWN_EX: i32 = 16;
+/// Reads the owner, of `struct f_owner_ex`.
+pub const F_GETOWN_EX: i32 = 16;
 const F_SETOWN_EX: i32 = 15;
-const F_GETSIG: i32 = 11;
-const F_SETSIG: i32 = 10;
+/// Reads the signal.
+pub const F_GETSIG: i32 = 11;
+/// Sets the signal.
+pub const F_SETSIG: i32 = 10;
 const F_GETOWNER_UIDS: i32 = 17;
 
 /// Reads the owner of a file (`F_GETOWN_EX`, `F_GETSIG`, `F_GETOWNER_UIDS`).

@@ -388,6 +388,9 @@ pub fn membarrier_commands() -> Result<u64> {
     unsafe { syscall(libc::SYS_membarrier, [0; 6]) }
 }
 
+/// prctl(2): whether new timers get the numbers that their maker names (Linux 6.15).
+pub const PR_TIMER_CREATE_RESTORE_IDS: i32 = 77;
+
 /// Sets this thread's name.
 ///
 /// # Errors

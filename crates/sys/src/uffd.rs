@@ -10,16 +10,19 @@ use crate::{Result, check};
 /// `UFFD_USER_MODE_ONLY`: a userfaultfd that needs no privilege.
 pub const USER_MODE_ONLY: u64 = 1;
 /// `UFFD_API`.
-const API: u64 = 0xaa;
+pub const API: u64 = 0xaa;
 /// `UFFD_FEATURE_WP_UNPOPULATED`: anonymous memory can be tracked with pte markers.
-const WP_UNPOPULATED: u64 = 1 << 13;
+pub const WP_UNPOPULATED: u64 = 1 << 13;
 /// `UFFD_FEATURE_WP_ASYNC` (Linux 6.7).
-const WP_ASYNC: u64 = 1 << 15;
+pub const WP_ASYNC: u64 = 1 << 15;
 /// `UFFD_FEATURE_EVENT_FORK`: a fork waits until its event was read.
 pub const EVENT_FORK: u64 = 1 << 1;
-const EVENT_REMAP: u64 = 1 << 2;
-const EVENT_REMOVE: u64 = 1 << 3;
-const EVENT_UNMAP: u64 = 1 << 6;
+/// `UFFD_FEATURE_EVENT_REMAP`.
+pub const EVENT_REMAP: u64 = 1 << 2;
+/// `UFFD_FEATURE_EVENT_REMOVE`.
+pub const EVENT_REMOVE: u64 = 1 << 3;
+/// `UFFD_FEATURE_EVENT_UNMAP`.
+pub const EVENT_UNMAP: u64 = 1 << 6;
 /// `UFFDIO_REGISTER_MODE_MISSING`.
 pub const MODE_MISSING: u64 = 1 << 0;
 /// `UFFDIO_REGISTER_MODE_WP`.
@@ -28,7 +31,7 @@ pub const MODE_WP: u64 = 1 << 1;
 pub const MODE_MINOR: u64 = 1 << 2;
 
 /// `_IOWR(0xAA, 0x3F, struct uffdio_api)`.
-const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+pub const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
 /// `_IOWR(0xAA, 0x00, struct uffdio_register)`.
 const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
 /// `_IOR(0xAA, 0x01, struct uffdio_range)`.

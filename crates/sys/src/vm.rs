@@ -92,6 +92,9 @@ fn iovec(base: *mut u8, len: usize) -> libc::iovec {
     libc::iovec { iov_base: base.cast(), iov_len: len }
 }
 
+/// Advice of madvise(2): touching the pages is an error (Linux 6.13).
+pub const MADV_GUARD_INSTALL: u64 = 102;
+
 /// A category of pages for [`scan`]; values of linux/fs.h.
 pub mod page {
     /// In a mapping that is tracked by asynchronous write-protection.

@@ -7,8 +7,12 @@ use std::process::{Command, Stdio};
 
 use rustix::fs::{CWD, FlockOperation, MemfdFlags, Mode, OFlags, ResolveFlags};
 use rustix::mm::{MapFlags, ProtFlags};
+use torpor_kernel::sock_diag::SOCK_DIAG_BY_FAMILY;
+use torpor_sys::event::TFD_IOC_SET_TICKS;
 use torpor_sys::number::{byte, short};
+use torpor_sys::process::PR_TIMER_CREATE_RESTORE_IDS;
 use torpor_sys::ptrace;
+use torpor_sys::uffd::{self, UFFDIO_API};
 use torpor_sys::vm::{self, PageRegion, Scan, page};
 use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{RemoteAddr, Tracee};
@@ -107,8 +111,6 @@ pub(super) fn pidfd_getfd() -> Outcome {
 }
 
 pub(super) fn timerfd() -> Outcome {
-    /// `_IOW('T', 0, u64)`.
-    const TFD_IOC_SET_TICKS: u64 = 0x4008_5400;
     let mut lab = Lab::new()?;
     let clock = arg(libc::CLOCK_MONOTONIC);
     let fd = lab.must("timerfd_create", (libc::SYS_timerfd_create, [clock, 0]))?;
@@ -145,11 +147,9 @@ pub(super) fn pagemap_scan() -> Outcome {
 }
 
 pub(super) fn pagemap_scan_guard_pages() -> Outcome {
-    /// linux/mman.h (Linux 6.13).
-    const MADV_GUARD_INSTALL: u64 = 102;
     let mut lab = Lab::new()?;
     let start = anonymous(&mut lab, 4096)?;
-    lab.must("MADV_GUARD_INSTALL", (libc::SYS_madvise, [start, 4096, MADV_GUARD_INSTALL]))?;
+    lab.must("MADV_GUARD_INSTALL", (libc::SYS_madvise, [start, 4096, vm::MADV_GUARD_INSTALL]))?;
     let pagemap = fs::File::open(format!("/proc/{}/pagemap", lab.pid())).map_err(text)?;
     let (any_of, report) = (page::IS_GUARD, page::IS_GUARD);
     let what = Scan { start, end: start + 4096, any_of, report, ..Scan::default() };
@@ -157,23 +157,10 @@ pub(super) fn pagemap_scan_guard_pages() -> Outcome {
     ensure(found == 1, "a guard page is not reported")
 }
 
-/// Bits of `UFFDIO_API`.
-mod uffd_feature {
-    pub(super) const EVENT_FORK: u64 = 1 << 1;
-    pub(super) const EVENT_REMAP: u64 = 1 << 2;
-    pub(super) const EVENT_REMOVE: u64 = 1 << 3;
-    pub(super) const EVENT_UNMAP: u64 = 1 << 6;
-    pub(super) const WP_UNPOPULATED: u64 = 1 << 13;
-    pub(super) const WP_ASYNC: u64 = 1 << 15;
-}
-
 fn userfaultfd(features: u64) -> Outcome {
-    /// `_IOWR(0xAA, 0x3F, struct uffdio_api)`.
-    const UFFDIO_API: u64 = 0xc018_aa3f;
-    const UFFD_API: u64 = 0xaa;
     let mut lab = Lab::new()?;
     let fd = lab.must("userfaultfd", (libc::SYS_userfaultfd, [0]))?;
-    let api: Vec<u8> = [UFFD_API, features, 0].iter().flat_map(|w| w.to_le_bytes()).collect();
+    let api: Vec<u8> = [uffd::API, features, 0].iter().flat_map(|w| w.to_le_bytes()).collect();
     let done = lab.call_with(&api, |data| syscall::ioctl(RemoteFd(fd), UFFDIO_API, data))?;
     done.map(drop).map_err(|e| format!("UFFDIO_API {features:#x}: {e}"))
 }
@@ -183,15 +170,13 @@ pub(super) fn uffd() -> Outcome {
 }
 
 pub(super) fn uffd_noncoop() -> Outcome {
-    use uffd_feature::{EVENT_FORK, EVENT_REMAP, EVENT_REMOVE, EVENT_UNMAP};
+    use uffd::{EVENT_FORK, EVENT_REMAP, EVENT_REMOVE, EVENT_UNMAP};
     userfaultfd(EVENT_FORK | EVENT_REMAP | EVENT_REMOVE | EVENT_UNMAP)
 }
 
 pub(super) fn mem_dirty_track() -> Outcome {
     match Means::of_this_kernel()? {
-        Means::WriteProtection => {
-            userfaultfd(uffd_feature::WP_ASYNC | uffd_feature::WP_UNPOPULATED)
-        }
+        Means::WriteProtection => userfaultfd(uffd::WP_ASYNC | uffd::WP_UNPOPULATED),
         Means::SoftDirty => userfaultfd(0),
     }
 }
@@ -217,7 +202,6 @@ pub(super) fn membarrier_get_registrations() -> Outcome {
 }
 
 pub(super) fn timer_cr_ids() -> Outcome {
-    const PR_TIMER_CREATE_RESTORE_IDS: i32 = 77;
     const GET: u64 = 2;
     let prctl = syscall::prctl(PR_TIMER_CREATE_RESTORE_IDS, [GET]);
     Lab::new()?.must("PR_TIMER_CREATE_RESTORE_IDS", prctl).map(drop)
@@ -451,7 +435,6 @@ pub(super) fn newifindex() -> Outcome {
 }
 
 pub(super) fn net_diag_raw() -> Outcome {
-    const SOCK_DIAG_BY_FAMILY: u16 = 20;
     let mut lab = netns_lab()?;
     // struct inet_diag_req_v2.
     let mut payload = vec![0; 56];

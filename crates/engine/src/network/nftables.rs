@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use torpor_images::lock::FAMILY;
 pub(super) use torpor_images::lock::{is_table as is_lock, table};
-use torpor_kernel::netlink::{Attributes, Body, NETFILTER, Socket, of_netfilter};
+use torpor_kernel::netlink::{Attributes, Body, NETFILTER, NFTA_TABLE_NAME, Socket, of_netfilter};
 use torpor_sys::number::byte;
 
 use super::rules::{Commands, MARK, Scope, argv};
@@ -16,8 +16,6 @@ const GET_TABLE: u16 = of_netfilter(libc::NFNL_SUBSYS_NFTABLES, libc::NFT_MSG_GE
 const DELETE_TABLE: u16 = of_netfilter(libc::NFNL_SUBSYS_NFTABLES, libc::NFT_MSG_DELTABLE);
 const GET_ELEMENTS: u16 = of_netfilter(libc::NFNL_SUBSYS_NFTABLES, libc::NFT_MSG_GETSETELEM);
 const DELETE_ELEMENTS: u16 = of_netfilter(libc::NFNL_SUBSYS_NFTABLES, libc::NFT_MSG_DELSETELEM);
-/// The attribute of a table: its name (linux/netfilter/nf_tables.h).
-const NFTA_TABLE_NAME: u16 = 1;
 /// The attributes of elements: their table, their set, a list of them; one in the list; its key, as data.
 const LIST_TABLE: u16 = 1;
 const LIST_SET: u16 = 2;

@@ -3,15 +3,14 @@
 
 use torpor_images::proto::{ItimerEntry, PosixTimerEntry, TaskTimersEntry};
 use torpor_policy::{PosixTimer, Timers, Times};
+use torpor_sys::process::PR_TIMER_CREATE_RESTORE_IDS;
 use torpor_tracee::syscall;
 use torpor_tracee::{Batch, Call, Outcome, Slot, Tracee};
 
 use super::script::Script;
 use crate::error::{Error, Result};
 
-/// linux/prctl.h, Linux 6.15.
-const PR_TIMER_CREATE_RESTORE_IDS: i32 = 77;
-/// Kernels without it number timers one after the other; more steps than this to
+/// Kernels without [`PR_TIMER_CREATE_RESTORE_IDS`] number timers one after the other; more steps than this to
 /// reach a number are not made.
 const MAX_STEPS: u32 = 1 << 20;
 

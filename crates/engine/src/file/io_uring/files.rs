@@ -19,6 +19,7 @@ use rustix::fs::{Mode, OFlags, SeekFrom};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use torpor_images::proto::TorporIoUringFile;
 use torpor_kernel::mountinfo::unescape;
+use torpor_sys::fcntl::{F_GETOWN_EX, F_GETSIG, F_SETSIG};
 use torpor_tracee::{Tracee, syscall};
 
 use super::inside::{HeldFile, KernelView};
@@ -29,10 +30,6 @@ use crate::file::table::FileTable;
 use crate::file::{FdInfo, Found};
 use crate::proc;
 
-/// Commands of fcntl(2).
-const F_GETSIG: i32 = 11;
-const F_SETSIG: i32 = 10;
-const F_GETOWN_EX: i32 = 16;
 /// Why a file is refused, and what to do.
 const ONLY_A_PATH: &str = "of which only the path is known, which is not supported";
 const NOT_ALONE: &str = "of which the kernel does not say that it is open only once, and not which of \

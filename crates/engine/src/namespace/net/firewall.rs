@@ -5,7 +5,7 @@ use std::io::Read;
 use std::process::Command;
 
 use torpor_images::{ImageDir, Kind, kind};
-use torpor_kernel::netlink::{Message, NETFILTER, Socket, of_netfilter};
+use torpor_kernel::netlink::{Message, NETFILTER, NFTA_TABLE_NAME, Socket, of_netfilter};
 use torpor_policy::PacketFilter;
 
 use super::{iptables_nft, lock_of_criu};
@@ -13,8 +13,6 @@ use crate::error::{Error, Result};
 use crate::tool;
 
 const GET_TABLES: u16 = of_netfilter(libc::NFNL_SUBSYS_NFTABLES, libc::NFT_MSG_GETTABLE);
-/// linux/netfilter/nf_tables.h.
-const NFTA_TABLE_NAME: u16 = 1;
 /// Bytes of `struct nfgenmsg`.
 const NFGENMSG: usize = 4;
 

@@ -23,6 +23,7 @@ use std::sync::Arc;
 use rustix::mm::{MapFlags, ProtFlags};
 use torpor_policy::LockMode;
 use torpor_policy::memory::{AreaForm, AreaKind, MemoryArea, MemoryLock, ProcessMemory, Sharing};
+use torpor_sys::vm::MADV_GUARD_INSTALL;
 use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Batch, Mapping, SIDE_BY_SIDE, STUB_SIZE, parse_maps};
 
@@ -623,7 +624,6 @@ pub(crate) fn finish(tasks: &mut [Task]) -> Result<()> {
 
 /// The calls for all but the keys; none for a zombie.
 fn protect(task: &mut Task) -> Option<Result<Batch<'_>>> {
-    const MADV_GUARD_INSTALL: u64 = 102;
     let Task { image, threads, mapped, vpid: pid, .. } = task;
     let ProcessMemory { areas, guards, .. } = image.memory.as_ref()?;
     let Some(husk) = threads.first_mut() else { return Some(Err(Error::Gone { pid: *pid })) };
