@@ -1,6 +1,6 @@
 //! Jobs of the engine in workers, as daemons with threads run them.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::Path;
 
@@ -130,6 +130,25 @@ fn a_cancelled_dump_lets_its_task_go_on() {
     wait_until(|| task.sleeps());
 }
 
+/// In the middle of its work, at no point at which it waits. It could not end the task before it has asked.
+#[test]
+fn a_dump_that_is_cancelled_while_it_copies_lets_its_task_go_on() {
+    let task = Sleeper::start();
+    let mut worker = dump(&task, &["post-dump"]);
+    loop {
+        match worker.next_event().unwrap() {
+            Event::Progress { .. } => break,
+            Event::Ended(outcome) => panic!("it has ended before: {}", outcome.text),
+            _ => {}
+        }
+    }
+    worker.cancel().unwrap();
+    wait_until(|| task.sleeps());
+    let outcome = dump(&task, &[]).finish().unwrap();
+    assert_eq!(outcome.class, Class::Done, "{}", outcome.text);
+    reap(&task);
+}
+
 #[test]
 fn a_worker_that_dies_lets_its_task_go_on() {
     let task = Sleeper::start();
@@ -257,14 +276,22 @@ fn what_cannot_work_is_told_by_its_class() {
 
 #[test]
 fn ten_run_at_once_in_a_program_with_threads() {
+    let hold = || {
+        let task = Sleeper::start();
+        let mut worker = dump(&task, &["post-dump"]);
+        assert_eq!(until_held(&mut worker, "post-dump"), None);
+        (task, worker)
+    };
+    let go_on = |(task, worker): (Sleeper, Worker)| {
+        worker.answer(true).unwrap();
+        let outcome = worker.finish().unwrap();
+        assert_eq!(outcome.class, Class::Done, "{}", outcome.text);
+        reap(&task);
+    };
     std::thread::scope(|scope| {
-        for _ in 0..10 {
-            scope.spawn(|| {
-                let task = Sleeper::start();
-                let outcome = dump(&task, &[]).finish().unwrap();
-                assert_eq!(outcome.class, Class::Done, "{}", outcome.text);
-                reap(&task);
-            });
-        }
+        let all: Vec<_> = (0..10).map(|_| scope.spawn(hold)).collect();
+        // Nobody goes on before all ten are held.
+        let all: Vec<_> = all.into_iter().map(|one| one.join().unwrap()).collect();
+        all.into_iter().for_each(|one| drop(scope.spawn(|| go_on(one))));
     });
 }
