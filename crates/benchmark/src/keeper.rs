@@ -70,7 +70,7 @@ wait $!
 /// Does what a keeper does. Ends when its input does, and everything is removed.
 ///
 /// # Errors
-/// If it cannot begin; later troubles are said on standard error, and do not keep it from the rest.
+/// If its job is not told, or its directory cannot be made; later troubles are said on standard error, and do not keep it from the rest.
 pub(crate) fn keep() -> io::Result<()> {
     // A signal from the terminal is for the benchmark; this process ends after it.
     let _ = rustix::process::setsid();

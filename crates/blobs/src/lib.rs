@@ -46,7 +46,7 @@ pub trait Store: Debug + Send + Sync {
     /// Reads a part of a blob.
     ///
     /// # Errors
-    /// If it is not there, or shorter.
+    /// If the place does not have the blob, or has less of it.
     fn read(&self, blob: &Descriptor, range: Range<u64>) -> Result<Vec<u8>>;
 
     /// Has a blob stay readable by this value, whoever removes it from the place. Where that is far nothing is asked,
@@ -187,7 +187,7 @@ pub fn open_as(reference: &Reference, login: Option<&Login>) -> Result<Box<dyn S
 /// The text of the manifest of a snapshot that has to be there.
 ///
 /// # Errors
-/// If it is not; if the place does not answer.
+/// If there is none; if the place does not answer.
 pub fn found(store: &dyn Store, reference: &Reference) -> Result<Vec<u8>> {
     store.manifest()?.ok_or_else(|| {
         let text = format!("there is no such snapshot: {reference}");

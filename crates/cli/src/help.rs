@@ -142,7 +142,7 @@ fn system(name: &str, args: &[OsString]) -> Option<Result<ExitCode, Failure>> {
 /// `kubectl torpor`: the commands of `torpor kubernetes`.
 ///
 /// # Errors
-/// What the command says.
+/// If the words are no command of it, or the command fails.
 pub fn kubectl(args: &[OsString]) -> Result<ExitCode, Failure> {
     carried_out(kubernetes_tree(), args, torpor_kubernetes::run)
 }

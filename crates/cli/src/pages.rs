@@ -18,7 +18,7 @@ use crate::program::write_own_pidfile;
 /// Receives the pages of one dump, or serves those of images to one lazy restore, and ends.
 ///
 /// # Errors
-/// If it cannot listen; what goes wrong while it receives, unless that happens in the
+/// If its address is taken; if the other end is lost or a file cannot be written or read, unless that happens in the
 /// background: then the log has it.
 pub(crate) fn page_server(settings: &Settings) -> Result<ExitCode, Failure> {
     let server = settings.page_server();
@@ -103,8 +103,8 @@ fn run(settings: &Settings, listener: Listener<'_>) -> Result<ExitCode, Failure>
 /// Waits in the work directory for a lazy restore, brings its pages in, and ends.
 ///
 /// # Errors
-/// If it cannot listen; what goes wrong later, unless that happens in the background: then
-/// the log has it.
+/// If its socket cannot be made in the work directory; if a page cannot be brought in, unless that happens in the background:
+/// then the log has it.
 pub(crate) fn lazy_pages(settings: &Settings) -> Result<ExitCode, Failure> {
     let daemon = Daemon::start(&settings.engine)?;
     let work = || {

@@ -34,7 +34,7 @@ impl Halt {
     /// What has come of all of it.
     ///
     /// # Errors
-    /// The first one.
+    /// If a part has failed: the error that was noted first.
     pub(crate) fn finish(self) -> Result<()> {
         self.0.into_inner().map_or(Ok(()), Err)
     }

@@ -17,7 +17,7 @@ const MISSING: &[Row] =
 /// Refuses options that nothing carries out.
 ///
 /// # Errors
-/// The first of them.
+/// [`Error::Unsupported`] if one of them is used.
 pub(crate) fn check(opts: &Options) -> Result<()> {
     match MISSING.iter().find(|(_, used)| used(opts)) {
         Some((name, _)) => Err(Error::Unsupported((*name).to_owned())),

@@ -118,6 +118,46 @@ fn sections_on_errors(source: &str) -> Vec<String> {
     behind.map(text).collect()
 }
 
+/// Whether a section begins with nothing but that it fails, whatever is behind that: "If it cannot be made; it is gone then."
+fn says_that_it_fails(section: &str) -> bool {
+    let begin = section.split([';', ':']).next().unwrap().trim_end_matches('.');
+    let denies = |words: &[&str]| words.iter().any(|word| ["cannot", "not"].contains(word));
+    let mut parts = begin.split(", ").map(|part| part.split(' ').collect::<Vec<_>>());
+    let first = parts.next().unwrap();
+    let of_it = matches!(first.as_slice(), ["If", "it" | "they" | "that" | "this" | "one", ..]);
+    let adds_nothing =
+        |part: Vec<&str>| part[0] == "or" && (part.len() < 3 || part.len() == 3 && denies(&part));
+    of_it && first.len() <= 5 && denies(&first) && parts.all(adds_nothing)
+}
+
+/// Whether a section says what the error looks like, or whose it is, and not when there is one: "A sentence that names it."
+fn says_what_it_is(section: &str) -> bool {
+    const BEGINS: [&str; 6] =
+        ["A sentence", "A message", "Which ", "Whatever", "The first one", "The first of them"];
+    let words = section.split([' ', ';', ',', '.']).take(4);
+    let words: Vec<&str> = words.collect();
+    let of_others = matches!(words.as_slice(), ["What", "the", _, "says" | "said"]);
+    of_others || BEGINS.iter().any(|begin| section.starts_with(begin))
+}
+
+#[test]
+fn sections_that_say_little_are_known() {
+    for little in [
+        "If it cannot be made.",
+        "If it cannot; the sentence says why.",
+        "If that cannot be, or must not.",
+        "If it cannot be restored: all is then as before.",
+    ] {
+        assert!(says_that_it_fails(little), "{little}");
+    }
+    for little in ["Whatever keeps it here.", "What the daemon said, or that there is none."] {
+        assert!(says_what_it_is(little), "{little}");
+    }
+    for much in ["If it cannot be read, or is damaged.", "If the file cannot be read; a device."] {
+        assert!(!says_that_it_fails(much) && !says_what_it_is(much), "{much}");
+    }
+}
+
 /// A caller wants to know what can happen, and when. That the kernel may say no, or that images
 /// may be wrong, is true of each of them.
 #[test]
@@ -149,18 +189,9 @@ fn sections_on_errors_say_which() {
         bare.contains(&section.to_lowercase().as_str())
             || number.is_some_and(|rest| rest.bytes().all(|c| c.is_ascii_uppercase()))
     };
-    // Or nothing but that it fails: "If it cannot be made."
-    let says_that_it_fails = |section: &&String| {
-        let words: Vec<&str> = section.trim_end_matches('.').split(' ').collect();
-        let of_it = matches!(words.as_slice(), ["If", "it" | "they" | "that" | "this" | "one", ..]);
-        of_it && words.len() <= 5 && words.iter().any(|word| ["cannot", "not"].contains(word))
+    let says_little = |s: &&String| {
+        is_vague(s) || is_bare(s) || says_that_it_fails(s.as_str()) || says_what_it_is(s.as_str())
     };
-    // Or what the error looks like, and not when there is one: "A sentence that names it."
-    let says_what_it_is = |s: &&String| {
-        ["A sentence", "A message", "Which "].iter().any(|begin| s.starts_with(begin))
-    };
-    let says_little =
-        |s: &&String| is_vague(s) || is_bare(s) || says_that_it_fails(s) || says_what_it_is(s);
     let vague: Vec<_> = sections.iter().filter(says_little).collect();
     assert!(vague.is_empty(), "sections on errors that say neither which nor when: {vague:#?}");
 }

@@ -57,7 +57,7 @@ impl Parents {
     /// near: nobody was asked for it.
     ///
     /// # Errors
-    /// If it cannot be opened; [`Elsewhere`].
+    /// If the directory of the parent cannot be opened; [`Elsewhere`] if it lies elsewhere.
     pub(crate) fn at(
         &self,
         number: usize,

@@ -8,7 +8,7 @@ const FEW: usize = 16;
 /// What `f` makes of each of `items`, in their order, by at most `workers` threads.
 ///
 /// # Errors
-/// The first one in this order.
+/// If `f` fails for an item: the error of the first one, in this order.
 pub fn map<T: Sync, R: Send, E: From<Error> + Send>(
     items: &[T],
     workers: usize,
@@ -21,7 +21,7 @@ pub fn map<T: Sync, R: Send, E: From<Error> + Send>(
 /// As [`map`], for items each of which is worth a thread.
 ///
 /// # Errors
-/// The first one in this order.
+/// If `f` fails for an item: the error of the first one, in this order.
 pub fn spread<T: Sync, R: Send, E: From<Error> + Send>(
     items: &[T],
     workers: usize,

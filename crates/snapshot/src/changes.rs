@@ -67,7 +67,7 @@ pub enum Content {
 /// meanwhile, if tasks run. Those may change the layer, but lead nobody out of it.
 ///
 /// # Errors
-/// If it cannot be read; a device, which no start would take.
+/// If a directory or a file of the layer cannot be read; if there is a device, which no start would take.
 pub fn list(upper: &Path) -> Result<Vec<Change>> {
     let shown = || upper.display().to_string();
     let Some(tree) = there(Tree::at(upper)).context(shown)? else { return Ok(Vec::new()) };

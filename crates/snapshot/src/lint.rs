@@ -66,7 +66,7 @@ struct Finding {
 /// Looks through a snapshot. One that is sealed is opened with keys that are `configured`, too.
 ///
 /// # Errors
-/// If it cannot be read, or opened.
+/// If there is no such snapshot, its place does not answer, or what it has is damaged; if it is sealed, and no key opens it.
 pub fn lint(args: &LintArgs, configured: fn() -> Identities) -> Result<ExitCode> {
     let store = store::open(&args.reference)?;
     let manifest = Manifest::parse(&store::found(&*store, &args.reference)?)?;

@@ -38,7 +38,7 @@ impl Archive {
     /// Reads an archive.
     ///
     /// # Errors
-    /// If it cannot be read; [`io::ErrorKind::InvalidData`] if it holds no images, a file twice,
+    /// If the file cannot be read; [`io::ErrorKind::InvalidData`] if it holds no images, a file twice,
     /// or more than any checkpoint has.
     pub fn open(path: impl AsRef<Path>) -> io::Result<Self> {
         let path = path.as_ref();

@@ -26,8 +26,8 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// A `recorder` notes what is touched. Returns when nothing is missing any more.
 ///
 /// # Errors
-/// Whatever keeps a page from being brought in, or the dump from being told that all are here (if no mark says
-/// so): all tasks, and what they have forked, have been killed then.
+/// If a page cannot be brought in, as when the other end is lost or has none, or if the dump cannot be told that all are here
+/// (and no mark says so): all tasks, and what they have forked, have been killed then.
 pub(super) fn run(
     spaces: Vec<AddressSpace>,
     remote: Option<Remote<'_>>,

@@ -237,7 +237,7 @@ impl Cutter {
 /// `done` is told each finished job, from any thread, and says whether to go on.
 ///
 /// # Errors
-/// The first one that a worker met, or `done` has; the others stop then.
+/// If pages cannot be read or written, or `done` fails: the error that came first. The other workers stop then.
 pub(crate) fn copy<'j>(
     jobs: &'j [Job],
     workers: usize,

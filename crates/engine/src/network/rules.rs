@@ -250,7 +250,7 @@ fn known(netns: Option<BorrowedFd<'_>>) -> Result<BorrowedFd<'_>> {
 /// Runs a program with an input.
 ///
 /// # Errors
-/// If it is not there, or fails.
+/// If there is no such program, or it ends with another status than 0: what it has said comes along.
 pub(crate) fn run(argv: &[String], input: &str) -> Result<()> {
     call(argv, input).map(drop)
 }

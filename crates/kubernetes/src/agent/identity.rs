@@ -64,7 +64,7 @@ impl Identity {
     /// Another one that is to take its place, and is not kept yet.
     ///
     /// # Errors
-    /// If it cannot be made; if there is no TLS.
+    /// If the kernel has no random numbers for a key; if there is no TLS.
     pub(super) fn renewed(&self) -> Result<Self> {
         Self::make(&self.file, self.address)
     }

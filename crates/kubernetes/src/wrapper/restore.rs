@@ -59,7 +59,8 @@ impl Restore<'_> {
     /// Restores the container, which then waits frozen, and marks it with where it is from.
     ///
     /// # Errors
-    /// If it cannot be restored: all is then as before.
+    /// If the checkpoint has no such container, or is not what was sealed; if its files or volumes cannot be filled; if runc
+    /// or the engine fails, or it takes too long. All is then as before.
     pub(super) fn run(&self, mark: &Path) -> Result<()> {
         let (dir, identity) = (&self.made.dir, self.found.identity);
         let images = dir.join("containers").join(&self.made.container.name);

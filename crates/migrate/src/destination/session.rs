@@ -64,7 +64,8 @@ enum Speaker {
 /// Takes a migration in, to its end.
 ///
 /// # Errors
-/// Whatever keeps it from coming; the other end has been told.
+/// If there is no room for it, or what it asks for is not allowed; if the other end is lost or gives up; if a restore fails. The other
+/// end has been told.
 pub(super) fn run(agent: &Agent, (mut line, open): (Line, OpenLine), begin: Begin) -> Result<()> {
     let place = match Reservation::new(agent, begin) {
         Ok(place) => place,

@@ -128,7 +128,7 @@ fn find_root(config: &mut Value, id: &str) -> Result<()> {
 /// may.
 ///
 /// # Errors
-/// If it does not, or may not.
+/// If a key is spelled as only some runtimes read it, or a part is missing; if it has hooks, and the terms allow none.
 pub(super) fn judge(config: &Value, id: &str, terms: Terms) -> Result<()> {
     let wrong = |why: String| Error::Protocol(format!("configuration of {id}: {why}"));
     let odd = |why| {

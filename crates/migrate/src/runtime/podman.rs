@@ -188,7 +188,7 @@ pub(super) fn inspect(name: &str) -> Result<Option<Inspected>> {
 /// Describes a container that is to move.
 ///
 /// # Errors
-/// If it does not run, or cannot move.
+/// If Podman does not know it, it does not run, or has what keeps it from moving; if what Podman says of it is no JSON.
 pub(super) fn describe(id: &str) -> Result<String> {
     let none = || Error::refused(format!("Podman does not know container {id} any more"));
     let found = inspect(id)?.ok_or_else(none)?;

@@ -163,7 +163,8 @@ pub(crate) struct Source<'a> {
 /// Moves a tree.
 ///
 /// # Errors
-/// Whatever keeps it here: it goes on as if nothing had happened.
+/// If it is not there, has what cannot be kept, or somebody cancels; if the destination refuses it, is lost, or cannot restore it.
+/// It goes on here then as if nothing had happened.
 pub(crate) fn run(plan: &Plan) -> Result<Report> {
     let root = find_root(plan.pid)?;
     let cancel = Cancel::new()?;

@@ -130,7 +130,7 @@ impl Client {
     /// Asks for something in JSON.
     ///
     /// # Errors
-    /// What the daemon said, or that there is none.
+    /// If no daemon answers, this user may not ask it, or it refuses; if its answer is no JSON.
     pub fn json(&self, method: &str, path: &str, body: &[u8]) -> Result<Value, Refusal> {
         self.json_with(method, path, &[], body)
     }

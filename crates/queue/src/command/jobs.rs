@@ -407,7 +407,7 @@ impl Preempt {
     /// Lets the job give way, and waits until it has.
     ///
     /// # Errors
-    /// If it cannot; the sentence says why.
+    /// If the job is not there, does not run, or cannot give way by these means; if the daemon does not answer.
     pub fn run(self) -> Result<ExitCode, Outcome> {
         let means = self.means.map_or(String::new(), |means| format!("?means={}", encode(&means)));
         let client = client()?;
@@ -523,7 +523,7 @@ impl One {
 /// Runs a command for a while, saves it, brings it back, and ends it.
 ///
 /// # Errors
-/// If it cannot be run, saved or brought back: the sentence says what and where.
+/// If the daemon takes no such job, or the job ends too early, is not saved, or is not brought back.
 pub(super) fn check(
     client: &Client,
     spec: &Spec,

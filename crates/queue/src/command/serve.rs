@@ -74,7 +74,8 @@ impl Serve {
     /// Runs the daemon.
     ///
     /// # Errors
-    /// If it cannot start: a user who is not root may not start it.
+    /// If this user is not root; if its configuration, a file with secrets or its data directory cannot be read; if it cannot listen
+    /// where it is to.
     pub fn run(self) -> Result<ExitCode, Outcome> {
         if !rustix::process::geteuid().is_root() {
             let text = "the daemon must be root: each job gets namespaces and cgroups of its own";

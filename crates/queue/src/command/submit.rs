@@ -359,7 +359,7 @@ impl Check {
     /// Runs the command for a while, saves it and brings it back, and ends it.
     ///
     /// # Errors
-    /// If it cannot be run, or not saved: the sentence says what and where.
+    /// If the daemon takes no such job, or the job ends too early, is not saved, or is not brought back.
     pub fn run(self) -> Result<ExitCode, Outcome> {
         let here = job_here()?;
         let spec = Spec {

@@ -50,7 +50,8 @@ pub(crate) struct Tls {
 /// root, and the port that was free.
 ///
 /// # Errors
-/// If that cannot be, or must not.
+/// If the address is taken, or none of this machine; without TLS, if it is not of the loopback device; with TLS, if the
+/// certificate or the key is none.
 pub(super) fn listen(
     address: &Address,
     queue: &Arc<Queue>,

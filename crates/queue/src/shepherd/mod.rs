@@ -54,7 +54,7 @@ pub(crate) const LAUNCH: &str = "launch";
 /// What was submitted for the job in `dir`.
 ///
 /// # Errors
-/// If it is not there, or damaged.
+/// If the job has no such file, or that is no description of a job.
 pub(crate) fn read_spec(dir: &JobDir) -> io::Result<Spec> {
     Ok(serde_json::from_slice(&fs::read(dir.spec())?)?)
 }

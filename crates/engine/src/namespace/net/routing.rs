@@ -132,7 +132,7 @@ impl OfCaller {
     /// Notes what has changed in these namespaces while the caller does something.
     ///
     /// # Errors
-    /// What the caller says; as [`Routing::shown`].
+    /// If what the caller does fails; as [`Routing::shown`].
     pub(crate) fn note(
         &mut self,
         (images, spaces): (&ImageDir, &Namespaces),

@@ -16,7 +16,7 @@ use crate::file::socket::tcp::Sleeping;
 /// before. Connections that are `sleeping` have one that holds packets back, and get their own when they wake.
 ///
 /// # Errors
-/// The first one that has another; getsockopt(2).
+/// If a socket has another filter, or one that others can take away; if getsockopt(2) fails.
 pub(super) fn check(opened: &Opened<'_>, sleeping: &[Sleeping]) -> Result<()> {
     let asleep: HashMap<u32, &Sleeping> = sleeping.iter().map(|s| (s.id(), s)).collect();
     for (id, described) in opened.described {

@@ -19,8 +19,8 @@ type List = HashMap<u32, UnixSocket>;
 /// Compares all Unix sockets of the tree. Each namespace is listed once, if it has any.
 ///
 /// # Errors
-/// The first one with another peer, or with one that it was not to have; if the kernel does not list its
-/// sockets (sock_diag(7)).
+/// If a socket has another peer, or one that it was not to have; if the kernel does not list its sockets
+/// (sock_diag(7)).
 pub(super) fn peers(opened: &Opened<'_>) -> Result<()> {
     let (mut outside, mut sockets) = (HashSet::new(), vec![]);
     for described in opened.described.values() {
