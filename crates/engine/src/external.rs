@@ -102,6 +102,14 @@ pub enum External {
 }
 
 impl External {
+    /// The name of the network namespace with this inode, if it is one of these (`--external net[INODE]:NAME`).
+    pub(crate) fn network(all: &[External], inode: u64) -> Option<&str> {
+        all.iter().find_map(|external| match external {
+            External::Net { inode: given, name } if *given == inode => Some(name.as_str()),
+            _ => None,
+        })
+    }
+
     /// A bind mount by the older options: `KEY:VAL` of `--ext-mount-map`, where
     /// `auto` stands for all mounts from outside.
     ///

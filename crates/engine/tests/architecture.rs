@@ -317,37 +317,36 @@ fn types_have_names_of_their_own() {
     assert!(twice.keys().eq(known.iter()), "names of more than one thing: {twice:#?}");
 }
 
-/// Whether code takes a type by reference, by whatever path and for however long: `&Tasks`,
-/// `&'a mut tasks::Tasks`.
-fn takes(text: &str, name: &str) -> bool {
-    let is_word = |c: char| c.is_alphanumeric() || c == '_';
-    let is_taken = |line: &str, at: usize| {
-        let (before, after) = (&line[..at], &line[at + name.len()..]);
-        let is_whole = !before.ends_with(is_word) && !after.starts_with(is_word);
-        let kind = before.trim_end_matches(|c| is_word(c) || c == ':');
-        let kind = kind.trim_end().trim_end_matches("mut").trim_end();
-        let lifetime = kind.rsplit_once('\'').filter(|(_, name)| name.chars().all(is_word));
-        is_whole && lifetime.map_or(kind, |(kind, _)| kind).ends_with('&')
-    };
+/// The types that code takes by reference, by whatever path and for however long: `&Tasks`, `&'a mut tasks::Tasks`.
+fn taken_in(text: &str) -> BTreeSet<&str> {
     let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
-    code.into_iter().any(|line| line.match_indices(name).any(|(at, _)| is_taken(line, at)))
+    let paths = code.flat_map(|line| line.split('&').skip(1)).filter_map(path_behind);
+    let names = paths.flat_map(|path| path.split("::"));
+    names.filter(|name| name.starts_with(char::is_uppercase)).collect()
+}
+
+/// The path behind a `&`, its lifetime and `mut`.
+fn path_behind(rest: &str) -> Option<&str> {
+    let rest = if rest.starts_with('\'') { rest.split_once(' ')?.1 } else { rest };
+    let rest = rest.strip_prefix("mut ").unwrap_or(rest);
+    rest.split(|c: char| !c.is_alphanumeric() && c != '_' && c != ':').next()
 }
 
 /// The files of the engine, tests aside, that take a type by reference.
 fn takers(name: &str) -> Vec<String> {
     let files = files_of_engine().into_iter();
-    files.filter(|(_, text)| takes(text, name)).map(|(file, _)| file).collect()
+    files.filter(|(_, text)| taken_in(text).contains(name)).map(|(file, _)| file).collect()
 }
 
 #[test]
 fn types_are_taken_by_whatever_path() {
     for taken in ["f(a: &Tasks)", "a: &mut tasks::Tasks,", "a: &'a Tasks<'b>", "&'a mut x::Tasks"] {
-        assert!(takes(taken, "Tasks"), "{taken}");
+        assert_eq!(taken_in(taken), BTreeSet::from(["Tasks"]), "{taken}");
     }
     for other in
         ["f(a: Tasks)", "a: &AllTasks", "a: &TasksHere", "// &Tasks", "-> Tasks", "x & y Tasks"]
     {
-        assert!(!takes(other, "Tasks"), "{other}");
+        assert!(!taken_in(other).contains("Tasks"), "{other}");
     }
 }
 
@@ -387,6 +386,41 @@ fn few_files_take_what_knows_all() {
     // A table that is looked up by number and kind (docs/architecture.md): no more look than do today.
     let all = takers("Namespaces");
     assert!((1..=45).contains(&all.len()), "{} files take Namespaces: {all:?}", all.len());
+}
+
+/// A type that many files take is read with each of them. Those are data, each of one thing: none grows unseen.
+#[test]
+fn types_that_many_files_take_are_data() {
+    const MANY: usize = 10;
+    /// Types that more files take, and what they are.
+    const KNOWN: [(&str, &str); 10] = [
+        ("Found", "an open file as a dump finds it, with what procfs says of it"),
+        ("IdMaps", "a table: the ids of a user namespace, inside and outside"),
+        ("Mount", "a line of mountinfo"),
+        ("Namespace", "the number of a namespace in the images, its kind, and its inode"),
+        ("Namespaces", "a table of these by their numbers (docs/architecture.md)"),
+        ("OpenFiles", "a table: open files by their numbers in the images"),
+        ("Options", "what operations are told; no resource takes it"),
+        ("Task", "what procfs or the images say of a task, and its stopped threads"),
+        ("TaskImage", "what the images say of a task"),
+        ("Vma", "a mapping, as procfs shows it"),
+    ];
+    let files = files_of_engine();
+    let own: BTreeSet<&str> = files.iter().flat_map(|(_, text)| types_in(text)).collect();
+    let mut takers: BTreeMap<&str, usize> = BTreeMap::new();
+    for (_, text) in &files {
+        // Others have types of the same names.
+        let imported = imports::paths(text).into_iter().filter(|path| path.starts_with("torpor_"));
+        let imported: Vec<String> = imported.collect();
+        let is_foreign =
+            |name: &str| imported.iter().any(|path| path.ends_with(&format!("::{name}")));
+        let taken =
+            taken_in(text).into_iter().filter(|name| own.contains(name) && !is_foreign(name));
+        taken.for_each(|name| *takers.entry(name).or_default() += 1);
+    }
+    let many: Vec<_> = takers.into_iter().filter(|(_, files)| *files > MANY).collect();
+    let names = many.iter().map(|(name, _)| *name);
+    assert!(names.eq(KNOWN.map(|(name, _)| name)), "more than {MANY} files take: {many:#?}");
 }
 
 /// What nobody outside calls is no part of the engine's interface.

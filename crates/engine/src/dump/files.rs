@@ -72,7 +72,7 @@ impl Kinds {
 macro_rules! paths {
     ($cx:ident) => {
         Paths {
-            given: &$cx.opts.given,
+            external: &$cx.opts.given.external,
             files: &$cx.opts.files,
             shell_job: $cx.opts.shell_job,
             strict: $cx.opts.strict,
@@ -100,7 +100,8 @@ macro_rules! first_of {
 fn ask(cx: &mut Dump<'_>, found: &Found) -> Result<FileEntry> {
     let kinds = &mut cx.kinds;
     let mut around = Around {
-        given: &cx.opts.given,
+        external: &cx.opts.given.external,
+        service: cx.opts.given.service,
         connections: &cx.opts.network,
         strict: cx.opts.strict,
         images: &cx.images,
@@ -152,7 +153,7 @@ pub(crate) fn finish(cx: &mut Dump<'_>) -> Result<()> {
     let kinds = &mut cx.kinds;
     let (tasks, images) = (&cx.tasks, &cx.images);
     let space_of = |task: usize| tasks.get(task).and_then(|task| task.ids.mnt_ns_id);
-    kinds.sockets.finish(&cx.opts.given, &cx.opts.files, &mut cx.files)?;
+    kinds.sockets.finish(&cx.opts.given.external, &cx.opts.files, &mut cx.files)?;
     kinds.epolls.finish(&mut cx.files)?;
     kinds.pipes.finish(images)?;
     kinds.fifos.finish(images)?;

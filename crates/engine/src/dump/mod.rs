@@ -158,7 +158,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     cx.number_objects()?;
     cx.log_tasks();
     tracing::info!("Dumping namespaces");
-    let asked = (&cx.opts.given, &cx.opts.network, cx.opts.strict, cx.fresh.as_ref());
+    let asked = (&cx.opts.given.external[..], &cx.opts.network, cx.opts.strict, cx.fresh.as_ref());
     let running = Running { root: cx.opts.pid, workers: cx.opts.memory.workers() };
     let pages = namespace::dump(asked, running, &cx.images, &cx.id_maps, &cx.ns)?;
     for (id, pages, source) in pages {

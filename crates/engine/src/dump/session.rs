@@ -149,7 +149,7 @@ impl Session {
         let lender = Lender::prepare(opts)?;
         let away = if lender.is_none() { Away::connect(&opts.memory, &opts.trust)? } else { None };
         let running = Running { root: opts.pid, workers: opts.memory.workers() };
-        let fresh = FreshSettings::ahead(opts.pid, &opts.given, &opts.network);
+        let fresh = FreshSettings::ahead(opts.pid, &opts.given.external, &opts.network);
         let held_off = accept::settle(&opts.network, running, &self.guardian);
         let mut tree =
             self.stop(opts, (images, former), (tracking, away), (clients::stop, vma::read))?;

@@ -13,15 +13,15 @@ use crate::error::{Context, Result};
 use crate::external::External;
 use crate::file::description::reopen;
 use crate::namespace::mount::Roots;
-use crate::options::Given;
+use crate::options::InheritFd;
 
 /// The null device (Documentation/admin-guide/devices.txt in the kernel's sources).
 const NULL: (u32, u32) = (1, 3);
 
 /// The open file that the caller of a restore gave for what the images call so. A namespace is given to live in: no
 /// task has it as a file, whatever the images call it.
-pub(crate) fn inherited<'o>(given: &'o Given, name: &FileKey<'_>) -> Option<BorrowedFd<'o>> {
-    let named = given.inherit_fd.iter().filter(|inherit| name.is(&inherit.key));
+pub(crate) fn inherited<'o>(given: &'o [InheritFd], name: &FileKey<'_>) -> Option<BorrowedFd<'o>> {
+    let named = given.iter().filter(|inherit| name.is(&inherit.key));
     named.map(|inherit| inherit.fd.as_fd()).find(|fd| !is_namespace(*fd))
 }
 
@@ -59,15 +59,15 @@ pub(crate) fn is_null(stat: &Stat) -> bool {
 }
 
 /// The name in the images of an open file, if the dump was told that it is external.
-pub(crate) fn external_file(given: &Given, mnt_id: i32, inode: u64) -> Option<String> {
+pub(crate) fn external_file(external: &[External], mnt_id: i32, inode: u64) -> Option<String> {
     let wanted = External::File { mnt_id: u32::try_from(mnt_id).ok()?, inode };
-    given.external.contains(&wanted).then(|| wanted.to_string())
+    external.contains(&wanted).then(|| wanted.to_string())
 }
 
 /// The name in the images of a terminal, if the dump was told that it is external.
-pub(crate) fn external_tty(given: &Given, rdev: u64, dev: u64) -> Option<String> {
+pub(crate) fn external_tty(external: &[External], rdev: u64, dev: u64) -> Option<String> {
     let wanted = External::Tty { rdev, dev };
-    given.external.contains(&wanted).then(|| wanted.to_string())
+    external.contains(&wanted).then(|| wanted.to_string())
 }
 
 #[cfg(test)]
@@ -75,7 +75,6 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::options::InheritFd;
 
     #[test]
     fn keys_are_found() {
@@ -83,13 +82,9 @@ mod tests {
         let space = || Arc::new(std::fs::File::open("/proc/self/ns/net").unwrap().into());
         let key = |key: &str| InheritFd { fd: file(), key: key.to_owned() };
         let space = |key: &str| InheritFd { fd: space(), key: key.to_owned() };
-        let inherit_fd =
-            vec![key("pipe:[7]"), key("socket[8]"), key("tmp/x"), space("pipe[9]"), space("outer")];
-        let given = Given {
-            inherit_fd,
-            external: vec!["file[1f:2a6]".parse().unwrap(), "tty[8800:d]".parse().unwrap()],
-            ..Given::default()
-        };
+        let given =
+            [key("pipe:[7]"), key("socket[8]"), key("tmp/x"), space("pipe[9]"), space("outer")];
+        let external = ["file[1f:2a6]".parse().unwrap(), "tty[8800:d]".parse().unwrap()];
         let socket = |number| FileKey::Socket { number, outside: false };
         for (name, is_given) in [
             (FileKey::Pipe(7), true),
@@ -104,8 +99,8 @@ mod tests {
         ] {
             assert_eq!(inherited(&given, &name).is_some(), is_given, "{name:?}");
         }
-        assert_eq!(external_file(&given, 0x1f, 0x2a6).unwrap(), "file[1f:2a6]");
-        assert_eq!(external_file(&given, -1, 0x2a6), None);
-        assert!(external_tty(&given, 0x8800, 0xd).is_some());
+        assert_eq!(external_file(&external, 0x1f, 0x2a6).unwrap(), "file[1f:2a6]");
+        assert_eq!(external_file(&external, -1, 0x2a6), None);
+        assert!(external_tty(&external, 0x8800, 0xd).is_some());
     }
 }

@@ -25,7 +25,7 @@ use crate::error::{Context, Error, Result};
 use crate::namespace::Namespaces;
 use crate::namespace::mount::{Restored, Roots};
 use crate::namespace::user::IdMaps;
-use crate::options::{Files, Given};
+use crate::options::{Files, InheritFd};
 use crate::restore::process::with_process;
 use crate::restore::tasks::Task;
 use crate::verdict::Verdict;
@@ -184,7 +184,7 @@ impl Temporary {
 #[derive(Debug)]
 pub(crate) struct Opener<'a> {
     /// Files that the caller gives.
-    pub given: &'a Given,
+    pub given: &'a [InheritFd],
     /// How files are compared with those of the dump, and terminals without a master brought back.
     pub files: &'a Files,
     /// Whether terminals may be the caller's.

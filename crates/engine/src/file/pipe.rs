@@ -16,7 +16,7 @@ use super::queue::{Anchor, Queues, Saved};
 use super::{Found, ext};
 use crate::error::{Context, Error, Result};
 use crate::namespace::mount::Roots;
-use crate::options::Given;
+use crate::options::InheritFd;
 
 /// The dump half.
 #[derive(Debug)]
@@ -87,7 +87,12 @@ impl PipeRestorer {
     /// # Errors
     /// If a pipe cannot be made or opened with its flags; if its size is over the limit of the user, or the content does
     /// not fit into it.
-    pub(crate) fn open(&mut self, given: &Given, roots: &Roots, pipe: &PipeEnd) -> Result<OwnedFd> {
+    pub(crate) fn open(
+        &mut self,
+        given: &[InheritFd],
+        roots: &Roots,
+        pipe: &PipeEnd,
+    ) -> Result<OwnedFd> {
         match ext::inherited(given, &FileKey::of_pipe(pipe)) {
             Some(file) => match ext::own_null(roots, file, access(pipe.flags))? {
                 Some(null) => Ok(null),
@@ -103,7 +108,7 @@ impl PipeRestorer {
     /// As [`PipeRestorer::open`], for those that only a message in a socket holds.
     pub(crate) fn connect(
         &mut self,
-        given: &Given,
+        given: &[InheritFd],
         roots: &Roots,
         files: &mut OpenFiles,
     ) -> Result<()> {

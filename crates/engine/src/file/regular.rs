@@ -72,7 +72,7 @@ pub(crate) fn describe(paths: &mut Paths<'_>, found: &Found) -> Result<Option<Fi
 /// Refused, if it was open before: each open file of such a device (a server's connection, of
 /// `/dev/fuse`) is another thing, and all have the one name.
 fn is_only_external(paths: &Paths<'_>, found: &Found) -> Result<bool> {
-    let name = ext::external_file(paths.given, found.info.mnt_id, found.stat.st_ino);
+    let name = ext::external_file(paths.external, found.info.mnt_id, found.stat.st_ino);
     let Some(name) = name else { return Ok(false) };
     let mut files = paths.table.entries().iter().filter_map(|entry| entry.reg.as_ref());
     if files.any(|reg| reg.ext() && reg.name == name.as_bytes()) {
@@ -100,7 +100,7 @@ pub(crate) fn is_stateless(stat: &Stat) -> bool {
 /// # Errors
 /// Refused, if no path leads to it and it cannot be carried along.
 pub(crate) fn entry(paths: &mut Paths<'_>, found: &Found, id: u32) -> Result<RegFileEntry> {
-    let external = ext::external_file(paths.given, found.info.mnt_id, found.stat.st_ino);
+    let external = ext::external_file(paths.external, found.info.mnt_id, found.stat.st_ino);
     let is_external = external.is_some();
     let Named { path: name, mnt_id, is_hidden } = match external {
         Some(key) => Named { path: key.into_bytes(), mnt_id: found.info.mnt_id, is_hidden: false },

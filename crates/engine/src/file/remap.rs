@@ -23,10 +23,11 @@ use super::regular::is_stateless;
 use super::table::FileTable;
 use super::{ghost, hidden};
 use crate::error::{Context, Result};
+use crate::external::External;
 use crate::guardian::{Guardian, Undo, Way};
 use crate::namespace::mount::{MountNamespace, TreeMounts};
 use crate::namespace::user::IdMaps;
-use crate::options::{Files, Given};
+use crate::options::Files;
 
 /// What procfs's links end with when the name is gone.
 pub(crate) const DELETED: &[u8] = b" (deleted)";
@@ -45,7 +46,7 @@ pub(crate) struct Remaps {
 #[derive(Debug)]
 pub(crate) struct Paths<'a> {
     /// Files that are left to the caller.
-    pub given: &'a Given,
+    pub external: &'a [External],
     /// Which files are kept.
     pub files: &'a Files,
     /// Whether terminals may be the caller's.

@@ -4,11 +4,11 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use crate::error::{Context, Error, Result};
-use crate::options::Given;
+use crate::options::InheritFd;
 
 /// The file that `--inherit-fd` brings under `key`.
-pub(super) fn inherited(given: &Given, key: &str) -> Result<OwnedFd> {
-    let found = given.inherit_fd.iter().find(|inherited| inherited.key == key);
+pub(super) fn inherited(given: &[InheritFd], key: &str) -> Result<OwnedFd> {
+    let found = given.iter().find(|inherited| inherited.key == key);
     let fd = found.ok_or_else(|| Error::Os {
         what: format!("external namespace {key}: hand it over with --inherit-fd fd[N]:{key}"),
         source: io::ErrorKind::NotFound.into(),

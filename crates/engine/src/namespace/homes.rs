@@ -31,7 +31,7 @@ pub(super) const NESTED: [NsKind; 3] = [NsKind::Net, NsKind::Uts, NsKind::Ipc];
 /// Refused, if a namespace holds what cannot be brought back (a device, a message queue); if one
 /// cannot be entered; if an image cannot be written.
 pub(crate) fn dump(
-    (given, network, strict, fresh): (&Given, &Network, bool, Option<&net::FreshSettings>),
+    (external, network, strict, fresh): net::OfNetworks<'_>,
     running: Running,
     images: &ImageDir,
     id_maps: &IdMaps,
@@ -43,9 +43,9 @@ pub(crate) fn dump(
             NsKind::Uts => uts::dump(images, spaces, ns.id)?,
             NsKind::Ipc => pages.extend(ipc::dump(images, id_maps, spaces, ns.id)?),
             NsKind::User if ns.task == 0 => user::dump(images, id_maps, ns.id)?,
-            NsKind::Pid => pid::dump(given, images, ns)?,
+            NsKind::Pid => pid::dump(external, images, ns)?,
             NsKind::Net => {
-                net::dump((given, network, strict, fresh), running, images, spaces, ns.id)?;
+                net::dump((external, network, strict, fresh), running, images, spaces, ns.id)?;
             }
             // User namespaces below: see `nested_user`.
             NsKind::Mnt | NsKind::Cgroup | NsKind::User | NsKind::Time => {}
@@ -89,7 +89,7 @@ impl RootSpaces {
     /// # Errors
     /// Damaged images; what should have been handed over and was not.
     pub(crate) fn load(cx: &mut Homes<'_>) -> Result<Self> {
-        let pids = pid::external(cx.given, cx.spaces)?;
+        let pids = pid::external(&cx.given.inherit_fd, cx.spaces)?;
         let clocks = match joined(cx, NsKind::Time) {
             Some(_) => None,
             None => time::Offsets::load(cx.images, cx.spaces)?,
@@ -183,7 +183,7 @@ pub(crate) fn fill(cx: &mut Homes<'_>, handed_over: &[u32]) -> Result<()> {
     if !cx.network.empty {
         cx.spaces.networks = net::OfCaller::of_new(cx.images, cx.spaces, &networks)?;
     }
-    net::restore((cx.given, cx.network), cx.images, cx.spaces, cx.staged, &networks)?;
+    net::restore((&cx.given.external, cx.network), cx.images, cx.spaces, cx.staged, &networks)?;
     for (kind, id) in fresh {
         match kind {
             NsKind::Uts => uts::restore(cx.images, cx.spaces, id)?,
@@ -305,7 +305,7 @@ pub(crate) fn take_external(cx: &mut Homes<'_>) -> Result<()> {
     let mut found = Vec::new();
     for ns in cx.spaces.of_kind(NsKind::Net).filter(|ns| !ns.is_host) {
         if let Some(key) = cx.spaces.given.get(&ns.id).and_then(|given| given.key.as_ref()) {
-            found.push((ns.id, inherited(cx.given, key)?));
+            found.push((ns.id, inherited(&cx.given.inherit_fd, key)?));
         }
     }
     for (id, file) in found {

@@ -21,7 +21,7 @@ use crate::dump::pids::Pids;
 use crate::dump::tasks as dumped;
 use crate::error::{Context, Error, Result};
 use crate::external::External;
-use crate::options::Given;
+use crate::options::InheritFd;
 use crate::proc::{self, Status};
 use crate::restore::image::TaskImage;
 use crate::restore::tasks::Task;
@@ -33,9 +33,9 @@ const FIRST: i32 = 1;
 ///
 /// # Errors
 /// If the image cannot be written.
-pub(crate) fn dump(given: &Given, images: &ImageDir, ns: &Namespace) -> Result<()> {
+pub(crate) fn dump(external: &[External], images: &ImageDir, ns: &Namespace) -> Result<()> {
     let inode = ns.inode;
-    let name = given.external.iter().find_map(|external| match external {
+    let name = external.iter().find_map(|external| match external {
         External::Pid { inode: i, name } if *i == inode => Some(name.clone()),
         _ => None,
     });
@@ -49,7 +49,7 @@ pub(crate) fn dump(given: &Given, images: &ImageDir, ns: &Namespace) -> Result<(
 ///
 /// # Errors
 /// A namespace that was not handed over.
-pub(crate) fn external(given: &Given, spaces: &Namespaces) -> Result<Option<OwnedFd>> {
+pub(crate) fn external(given: &[InheritFd], spaces: &Namespaces) -> Result<Option<OwnedFd>> {
     let roots = |ns: &&Namespace| ns.task == 0 && !ns.is_host;
     let root = spaces.of_kind(NsKind::Pid).find(roots);
     let named = root.and_then(|ns| spaces.given.get(&ns.id));

@@ -95,14 +95,6 @@ impl fmt::Display for FuseMount {
 }
 
 impl Given {
-    /// The name of the network namespace with this inode, if it is left to the caller (`--external net[INODE]:NAME`).
-    pub(crate) fn network(&self, inode: u64) -> Option<&str> {
-        self.external.iter().find_map(|external| match external {
-            External::Net { inode: given, name } if *given == inode => Some(name.as_str()),
-            _ => None,
-        })
-    }
-
     /// Nothing asks for a resource of `--external`, which is refused, warned of, or left alone.
     ///
     /// # Errors

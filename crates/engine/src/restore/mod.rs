@@ -223,7 +223,7 @@ impl<'a> Restore<'a> {
     pub(crate) fn table(&mut self) -> Table<'_> {
         Table {
             opener: Opener {
-                given: &self.opts.given,
+                given: &self.opts.given.inherit_fd,
                 files: &self.opts.files,
                 shell_job: self.opts.shell_job,
                 policy: &self.opts.trust.policy,

@@ -104,7 +104,7 @@ fn full(own: &Module, path: &str) -> Option<Module> {
 }
 
 /// The paths that a source names: those of its imports, and those that begin at the library.
-fn paths(text: &str) -> Vec<String> {
+pub(super) fn paths(text: &str) -> Vec<String> {
     let code: String =
         text.lines().map(|line| line.split("//").next().unwrap().to_owned() + "\n").collect();
     let mut all = Vec::new();

@@ -4,19 +4,22 @@ use torpor_images::ImageDir;
 
 use crate::dump::pids::Pids;
 use crate::dump::tasks::Task;
+use crate::external::External;
 use crate::file::table::FileTable;
 use crate::guardian::Guardian;
 use crate::namespace::Namespaces;
 use crate::namespace::mount::TreeMounts;
 use crate::namespace::user::IdMaps;
 use crate::network::held::Held;
-use crate::options::{Given, Network};
+use crate::options::Network;
 
 /// What sockets refer to.
 #[derive(Debug)]
 pub(crate) struct Around<'a> {
     /// Sockets that are left to the caller.
-    pub given: &'a Given,
+    pub external: &'a [External],
+    /// The inode of the socket that the caller asks through.
+    pub service: Option<u32>,
     /// What connections become.
     pub connections: &'a Network,
     /// Whether nothing may be left out.

@@ -38,7 +38,8 @@ use self::spaces::Lists;
 use super::Found;
 use super::table::FileTable;
 use crate::error::Result;
-use crate::options::{Files, Given};
+use crate::external::External;
+use crate::options::Files;
 
 /// The dump half of all sockets.
 #[derive(Debug, Default)]
@@ -85,11 +86,11 @@ impl SocketDumper {
     /// that nobody has accepted; if the image cannot be written.
     pub(crate) fn finish(
         &mut self,
-        given: &Given,
+        external: &[External],
         files: &Files,
         table: &mut FileTable,
     ) -> Result<()> {
-        unix::finish(&mut self.lists, &self.unix, (given, files), table)?;
+        unix::finish(&mut self.lists, &self.unix, (external, files), table)?;
         self.lists.queues.finish()
     }
 }

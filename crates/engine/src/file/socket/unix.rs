@@ -25,7 +25,7 @@ use crate::file::{Found, OpenFiles};
 use crate::namespace::mount::{Restored, Roots};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespaces, NsKind};
-use crate::options::{Files, Given};
+use crate::options::{Files, InheritFd};
 use crate::restore::tasks::Task;
 
 pub(crate) use self::restore::UnixRestorer;
@@ -42,7 +42,7 @@ const SERVICE: u32 = 2;
 #[derive(Debug)]
 pub(crate) struct Neighbours<'a> {
     /// Sockets that the caller gives.
-    pub given: &'a Given,
+    pub given: &'a [InheritFd],
     /// Whether a peer may be outside of the tree.
     pub ext_unix_sk: bool,
     /// Where sockets live.
@@ -102,8 +102,8 @@ pub(super) fn dump(
         return Err(found.refuse("the kernel does not list it"));
     };
     let listener = accepting(&seen, all);
-    let outside = is_external(around.given, about.inode);
-    let served = seen.peer.is_some() && seen.peer == around.given.service;
+    let outside = is_external(around.external, about.inode);
+    let served = seen.peer.is_some() && seen.peer == around.service;
     let mut usk = UnixSkEntry {
         id: found.id,
         ino: about.inode,
@@ -149,9 +149,9 @@ pub(super) fn dump(
 }
 
 /// Whether the caller takes care of the socket (`--external unix[INODE]`).
-fn is_external(given: &Given, inode: u32) -> bool {
+fn is_external(external: &[External], inode: u32) -> bool {
     let this = |e: &External| matches!(e, External::Unix { inode: i } if *i == u64::from(inode));
-    given.external.iter().any(this)
+    external.iter().any(this)
 }
 
 /// The listener in whose queue the connection of a socket waits.
@@ -213,7 +213,7 @@ fn dump_queue(
 pub(super) fn finish(
     sockets: &mut Lists,
     unix: &Dumped,
-    (given, files): (&Given, &Files),
+    (external, files): (&[External], &Files),
     table: &mut FileTable,
 ) -> Result<()> {
     let mut described = HashSet::new();
@@ -233,7 +233,7 @@ pub(super) fn finish(
             continue;
         }
         let seen = sockets.spaces.unix(&known.about)?.and_then(|all| all.get(&known.peer));
-        let peer = external_peer((given, files), known, seen)?;
+        let peer = external_peer((external, files), known, seen)?;
         if described.insert(known.peer) {
             let id = table.next_id();
             table.push(FileEntry {
@@ -251,7 +251,7 @@ pub(super) fn finish(
 /// another network namespace, which is not listed, can be if that is a path; what its
 /// path leads to is looked up where the restore will: in the caller's mount namespace.
 fn external_peer(
-    (given, files): (&Given, &Files),
+    (external, files): (&[External], &Files),
     known: &ToCheck,
     seen: Option<&UnixSocket>,
 ) -> Result<UnixSkEntry> {
@@ -269,7 +269,7 @@ fn external_peer(
             known.about.inode
         )));
     }
-    if !files.ext_unix_sk && !is_external(given, known.peer) {
+    if !files.ext_unix_sk && !is_external(external, known.peer) {
         return Err(known.refuse(format!("{outside}; --ext-unix-sk lets it connect again")));
     }
     let reachable = if name::is_path(name) { name::leads_to_socket(name) } else { seen.is_some() };

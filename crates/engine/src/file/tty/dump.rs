@@ -14,11 +14,11 @@ use super::{TtyNode, info, queue};
 use crate::dump::pids::Pids;
 use crate::dump::tasks::Task;
 use crate::error::{Context, Error, Result};
+use crate::external::External;
 use crate::file::description::{duplicate, inside, lookup};
 use crate::file::remap::{DELETED, Paths, parent};
 use crate::file::{Found, ext};
 use crate::namespace::mount::TreeMounts;
-use crate::options::Given;
 
 /// The file system of terminals.
 const DEVPTS: i64 = libc::DEVPTS_SUPER_MAGIC;
@@ -123,7 +123,7 @@ impl TtyDumper {
         let is_pair = matches!(node, TtyNode::Master | TtyNode::Slave(_));
         let mut info = TtyInfoEntry {
             id: self.number(node, index),
-            r#type: kind_of(paths.given, found, node).into(),
+            r#type: kind_of(paths.external, found, node).into(),
             rdev: number(found, found.stat.st_rdev)?,
             // Of a master, the instance that it is in: its node may be elsewhere.
             dev: Some(number(found, if is_pair { instance } else { found.stat.st_dev })?),
@@ -258,8 +258,8 @@ fn number(found: &Found, device: u64) -> Result<u32> {
     u32::try_from(device).map_err(|_| found.refuse("its device number does not fit the images"))
 }
 
-fn kind_of(given: &Given, found: &Found, node: TtyNode) -> TtyType {
-    if ext::external_tty(given, found.stat.st_rdev, found.stat.st_dev).is_some() {
+fn kind_of(external: &[External], found: &Found, node: TtyNode) -> TtyType {
+    if ext::external_tty(external, found.stat.st_rdev, found.stat.st_dev).is_some() {
         return TtyType::ExtTty;
     }
     match node {
@@ -286,7 +286,7 @@ fn instance(mounts: &TreeMounts, found: &Found) -> Result<u64> {
 /// that is hung up is gone, and needs no remap: the restore makes it for a moment.
 fn path(paths: &mut Paths<'_>, found: &Found) -> Result<Option<u32>> {
     let is_external =
-        ext::external_tty(paths.given, found.stat.st_rdev, found.stat.st_dev).is_some();
+        ext::external_tty(paths.external, found.stat.st_rdev, found.stat.st_dev).is_some();
     if is_external || paths.mounts.find(found.info.mnt_id).is_none() && paths.shell_job {
         return Ok(None);
     }

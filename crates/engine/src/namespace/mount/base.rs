@@ -92,7 +92,7 @@ impl Bases {
         node: Node,
     ) -> Result<Option<OwnedFd>> {
         let external = forest.mount(node).external.as_ref();
-        let Some((name, new)) = fuse::given(cx.given, external) else { return Ok(None) };
+        let Some((name, new)) = fuse::given(&cx.given.fuse, external) else { return Ok(None) };
         let dup = |at: &OwnedFd| at.try_clone().map(Some).context(|| "dup".to_owned());
         if let Some(made) = self.served.get(name) {
             return dup(made);

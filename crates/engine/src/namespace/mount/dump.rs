@@ -102,13 +102,13 @@ fn write(cx: &Saving<'_>) -> Result<Vec<Unsaved>> {
     let inside = cx.mounts.spaces.iter().filter(|s| !s.is_host);
     let spaces = inside.map(|s| (s.ns, s.tree.without(&cx.wanted.skip))).collect();
     let mut forest = Forest { spaces, ..Forest::default() };
-    external::mark(&mut forest, &cx.mounts.host, cx.given, &cx.wanted.enable_fs);
+    external::mark(&mut forest, &cx.mounts.host, &cx.given.external, &cx.wanted.enable_fs);
     external::check_used(&forest, cx.given)?;
     name_layers(cx, &mut forest)?;
     for node in forest.nodes() {
         check(cx, &forest, node).map_err(|e| refusal(cx, &forest, node, e))?;
     }
-    sharing::check(&mut forest, &cx.mounts.host, cx.given)
+    sharing::check(&mut forest, &cx.mounts.host, &cx.given.external)
         .and_then(|()| {
             let first = Node { space: 0, mount: 0 };
             sharing::groups(&forest).map(drop).map_err(|why| (first, why))

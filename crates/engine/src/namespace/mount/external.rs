@@ -12,10 +12,15 @@ use crate::error::Result;
 use crate::external;
 use crate::options::Given;
 
-/// Marks the mounts that come from outside: those that `given` names, and those
-/// that are found among the mounts of the host where `given` asks for that. File systems of the types
+/// Marks the mounts that come from outside: those that `externals` name, and those
+/// that are found among the mounts of the host where these ask for that. File systems of the types
 /// `enabled` are brought back by a plain mount call.
-pub(super) fn mark(forest: &mut Forest, host: &Tree, given: &Given, enabled: &[String]) {
+pub(super) fn mark(
+    forest: &mut Forest,
+    host: &Tree,
+    externals: &[external::External],
+    enabled: &[String],
+) {
     let nodes: Vec<Node> = forest.nodes().collect();
     for &node in &nodes {
         let mount = forest.mount_mut(node);
@@ -23,7 +28,7 @@ pub(super) fn mark(forest: &mut Forest, host: &Tree, given: &Given, enabled: &[S
         if is_enabled && mount.ty == UNSUPPORTED {
             mount.ty = AUTO;
         }
-        mount.external = by_device(mount, &given.external);
+        mount.external = by_device(mount, externals);
         if mount.ty.code == Fstype::Devpts && mount.external.is_none() {
             mount.external = on_host(mount, host).map(FromOutside::Auto);
         }
@@ -31,16 +36,16 @@ pub(super) fn mark(forest: &mut Forest, host: &Tree, given: &Given, enabled: &[S
     // A mount point means one in the first namespace; a nested one can have
     // something else there.
     for &node in nodes.iter().filter(|n| n.space == 0) {
-        name(forest, node, &given.external);
+        name(forest, node, externals);
     }
-    if given.external.iter().any(|e| matches!(e, external::External::MntAuto { .. })) {
+    if externals.iter().any(|e| matches!(e, external::External::MntAuto { .. })) {
         for &node in &nodes {
             find(forest, node, host);
         }
     }
     for &node in nodes.iter().filter(|n| n.space != 0) {
         if forest.source(node).is_err() {
-            name(forest, node, &given.external);
+            name(forest, node, externals);
         }
     }
 }
@@ -121,11 +126,10 @@ mod tests {
     }
 
     fn externals(opts: &[&str], host: &str, spaces: &[&str]) -> Vec<(u32, FromOutside)> {
-        let external = opts.iter().map(|o| o.parse().unwrap()).collect();
-        let given = Given { external, ..Given::default() };
+        let externals: Vec<_> = opts.iter().map(|o| o.parse().unwrap()).collect();
         let spaces = spaces.iter().zip(1..).map(|(text, ns)| (ns, tree(text))).collect();
         let mut forest = Forest { spaces, ..Forest::default() };
-        mark(&mut forest, &tree(host), &given, &[]);
+        mark(&mut forest, &tree(host), &externals, &[]);
         let found = forest.nodes().map(|n| forest.mount(n).clone());
         found.filter_map(|m| Some((m.id, m.external?))).collect()
     }

@@ -31,7 +31,7 @@ use crate::error::{Context, Error, Result};
 use crate::external::External;
 use crate::file::description::open_in;
 use crate::file::found::Found;
-use crate::options::{FuseAgreement, FuseMount, FuseParameters, FusePlace, Given, InheritFd};
+use crate::options::{FuseAgreement, FuseMount, FuseParameters, FusePlace, InheritFd};
 
 /// What a server has open, and its number.
 pub(crate) const DEVICE: &str = "/dev/fuse";
@@ -400,11 +400,11 @@ pub(crate) fn attach(all: &[FuseMount]) -> Result<PlacedMounts<'_>> {
 
 /// The new mount that is given for one of the images, and the name of that.
 pub(super) fn given<'g>(
-    given: &'g Given,
+    given: &'g [FuseMount],
     external: Option<&FromOutside>,
 ) -> Option<(&'g str, &'g FuseMount)> {
     let Some(FromOutside::Key(key)) = external else { return None };
-    let mut named = given.fuse.iter().filter_map(|new| Some((new.stands_for()?, new)));
+    let mut named = given.iter().filter_map(|new| Some((new.stands_for()?, new)));
     named.find(|(name, _)| name == key)
 }
 

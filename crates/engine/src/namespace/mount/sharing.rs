@@ -7,18 +7,21 @@ use super::mountinfo::FromOutside;
 use super::origin::{ContentSource, Forest, Node};
 use super::tree::Tree;
 use super::{build, nested};
-use crate::external;
-use crate::options::Given;
+use crate::external::External;
 
 /// Checks that all groups can be made again, and marks those that are to stay
 /// joined with the host.
 ///
 /// # Errors
 /// A mount that shares with the outside in a way that was not allowed, and why.
-pub(super) fn check(forest: &mut Forest, host: &Tree, given: &Given) -> Result<(), (Node, String)> {
+pub(super) fn check(
+    forest: &mut Forest,
+    host: &Tree,
+    external: &[External],
+) -> Result<(), (Node, String)> {
     let allowed = |wanted: fn(bool, bool) -> bool| {
-        given.external.iter().any(|e| match e {
-            external::External::MntAuto { sharing, masters } => wanted(*sharing, *masters),
+        external.iter().any(|e| match e {
+            External::MntAuto { sharing, masters } => wanted(*sharing, *masters),
             _ => false,
         })
     };
@@ -273,12 +276,11 @@ mod tests {
     }
 
     fn checked(opts: &[&str], host: &str, inside: &str) -> Result<Forest, (u32, String)> {
-        let external = opts.iter().map(|o| o.parse().unwrap()).collect();
-        let given = Given { external, ..Given::default() };
+        let external: Vec<External> = opts.iter().map(|o| o.parse().unwrap()).collect();
         let host = Tree::new(parse(host.as_bytes()).unwrap()).unwrap();
         let mut f = forest(inside);
-        super::super::external::mark(&mut f, &host, &given, &[]);
-        match check(&mut f, &host, &given) {
+        super::super::external::mark(&mut f, &host, &external, &[]);
+        match check(&mut f, &host, &external) {
             Ok(()) => Ok(f),
             Err((node, why)) => Err((f.mount(node).id, why)),
         }

@@ -30,7 +30,7 @@ use super::{Namespaces, NsKind, run_in};
 use crate::error::Result;
 use crate::external::External;
 use crate::network::accept::Running;
-use crate::options::{Given, Network};
+use crate::options::Network;
 
 pub(crate) use firewall::{forget_packets, planned as planned_rules};
 pub(crate) use restore::{restore, restore_connections};
@@ -45,6 +45,10 @@ const NETNSA_FD: u16 = 3;
 /// `struct rtgenmsg`, padded.
 const RTGENMSG: [u8; 4] = [0; 4];
 
+/// What the caller of a dump says of networks: which of them and of their devices are left to it, what becomes of the others,
+/// whether everything is wanted, and what a new one is set to.
+pub(crate) type OfNetworks<'a> = (&'a [External], &'a Network, bool, Option<&'a FreshSettings>);
+
 /// Writes the images of a namespace. What would be lost without harm as a rule is refused, too, if everything
 /// is wanted (`strict`); `fresh` is what a new one is set to, if that is known.
 ///
@@ -53,14 +57,14 @@ const RTGENMSG: [u8; 4] = [0; 4];
 /// namespaces are left empty; if it cannot be entered, or the
 /// kernel does not list what it holds; if an image cannot be written.
 pub(crate) fn dump(
-    (given, network, strict, fresh): (&Given, &Network, bool, Option<&FreshSettings>),
+    (external, network, strict, fresh): OfNetworks<'_>,
     running: Running,
     images: &ImageDir,
     spaces: &Namespaces,
     ns_id: u32,
 ) -> Result<()> {
     let Some(ns) = spaces.by_id(ns_id) else { return Ok(()) };
-    if let Some(key) = given.network(ns.inode) {
+    if let Some(key) = External::network(external, ns.inode) {
         let entry = NetnsEntry { ext_key: Some(key.to_owned()), ..NetnsEntry::default() };
         return Ok(images.write_one(kind::NETNS, ns_id.into(), &entry)?);
     }
@@ -92,7 +96,7 @@ pub(crate) fn dump(
             external: &|name| {
                 let is_it =
                     |e: &External| matches!(e, External::NetDev { inner, .. } if inner == name);
-                given.external.iter().any(is_it)
+                external.iter().any(is_it)
             },
         };
         let devices = link::dump(&mut socket, &around)?;

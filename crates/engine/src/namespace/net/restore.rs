@@ -18,7 +18,7 @@ use super::{NETNSA_FD, NETNSA_NSID, RTGENMSG, RTM_NEWNSID, conf, firewall, table
 use crate::error::{Context, Error, Result};
 use crate::external::External;
 use crate::namespace::{Namespaces, run_in};
-use crate::options::{self, Given};
+use crate::options;
 
 /// How long a network namespace that nobody uses may take to go.
 const LEAVING: Duration = Duration::from_secs(5);
@@ -39,7 +39,7 @@ struct NewNetwork<'a> {
 /// If a namespace cannot be entered; if the kernel refuses a device, an address, a route, a rule or
 /// a setting (named in the error); damaged images.
 pub(crate) fn restore(
-    (given, network): (&Given, &options::Network),
+    (external, network): (&[External], &options::Network),
     images: &ImageDir,
     known: &Namespaces,
     staged: bool,
@@ -53,7 +53,7 @@ pub(crate) fn restore(
     for space in &spaces {
         run_in(&[space.file], || conf::write(&space.network.settings.namespace, weak))?;
     }
-    make_devices(given, &mut spaces)?;
+    make_devices(external, &mut spaces)?;
     for space in &mut spaces {
         number_others(known, space)?;
         for device in &space.network.devices {
@@ -140,7 +140,7 @@ struct Host {
     socket: Socket,
 }
 
-fn make_devices(given: &Given, spaces: &mut [NewNetwork<'_>]) -> Result<()> {
+fn make_devices(external: &[External], spaces: &mut [NewNetwork<'_>]) -> Result<()> {
     let file =
         File::open("/proc/thread-self/ns/net").context(|| "own network namespace".to_owned())?;
     let mut host = Host { file: file.into(), socket: Socket::open(ROUTE)? };
@@ -149,7 +149,7 @@ fn make_devices(given: &Given, spaces: &mut [NewNetwork<'_>]) -> Result<()> {
     for here in 0..spaces.len() {
         for index in 0..spaces[here].network.devices.len() {
             if !made.contains(&(here, index)) {
-                make_device(given, spaces, &mut host, (here, index), &mut made)?;
+                make_device(external, spaces, &mut host, (here, index), &mut made)?;
             }
         }
     }
@@ -160,7 +160,7 @@ fn make_devices(given: &Given, spaces: &mut [NewNetwork<'_>]) -> Result<()> {
 type DeviceIndex = (usize, usize);
 
 fn make_device(
-    given: &Given,
+    external: &[External],
     spaces: &mut [NewNetwork<'_>],
     host: &mut Host,
     (here, index): DeviceIndex,
@@ -168,7 +168,7 @@ fn make_device(
 ) -> Result<()> {
     let device = spaces[here].network.devices[index].clone();
     let name = device.name.clone();
-    let outer = given.external.iter().find_map(|external| match external {
+    let outer = external.iter().find_map(|external| match external {
         External::NetDev { inner, outer } if *inner == name => Some(outer),
         _ => None,
     });
@@ -182,10 +182,10 @@ fn make_device(
         NetKind::Veth(_) => {
             let peer = peer_of(spaces, (here, index));
             made.extend(peer);
-            make_veth(given, spaces, host, here, &device, peer)
+            make_veth(external, spaces, host, here, &device, peer)
         }
         NetKind::Bridge => link::make_bridge(&mut spaces[here].socket, &device),
-        NetKind::Macvlan { .. } => make_macvlan(given, &mut spaces[here], host, &device),
+        NetKind::Macvlan { .. } => make_macvlan(external, &mut spaces[here], host, &device),
         // The kernel has made the first one itself.
         NetKind::Sit(_) if link::index_of(&mut spaces[here].socket, &name).is_ok() => Ok(()),
         NetKind::Sit(sit) => link::make_sit(&mut spaces[here].socket, &device, sit),
@@ -224,7 +224,7 @@ fn peer_of(spaces: &[NewNetwork<'_>], (here, index): DeviceIndex) -> Option<Devi
 }
 
 fn make_veth(
-    given: &Given,
+    external: &[External],
     spaces: &mut [NewNetwork<'_>],
     host: &mut Host,
     here: usize,
@@ -236,7 +236,7 @@ fn make_veth(
         let file = spaces[there].file;
         return link::make_veth(&mut spaces[here].socket, device, Peer::Inside(&other, file));
     }
-    let outside = given.external.iter().find_map(|external| match external {
+    let outside = external.iter().find_map(|external| match external {
         External::Veth { inner, outer, bridge } if *inner == device.name => Some((outer, bridge)),
         _ => None,
     });
@@ -265,12 +265,12 @@ fn make_veth(
 }
 
 fn make_macvlan(
-    given: &Given,
+    external: &[External],
     space: &mut NewNetwork<'_>,
     host: &mut Host,
     device: &NetDevice,
 ) -> Result<()> {
-    let outer = given.external.iter().find_map(|external| match external {
+    let outer = external.iter().find_map(|external| match external {
         External::Macvlan { inner, outer } if *inner == device.name => Some(outer),
         _ => None,
     });

@@ -9,12 +9,12 @@ use std::time::Duration;
 use torpor_images::{ImageDir, kind};
 use torpor_tests::wait::wait_for;
 
-use super::{FreshSettings, Routing, forget_packets, run_in};
+use super::{OfNetworks, Routing, forget_packets, run_in};
 use crate::external::External;
 use crate::namespace::NsKind;
 use crate::namespace::testing::{fresh, tree};
 use crate::network::accept::Running;
-use crate::options::{Given, Network, Options};
+use crate::options::Options;
 
 /// Runs a script in a namespace; `FD` in it is a file of the namespace `other`.
 fn shell(space: &OwnedFd, script: &str) -> String {
@@ -74,8 +74,8 @@ fn same(before: &str, after: &str) {
 /// Nobody lives in the namespaces.
 const HERE: Running = Running { root: 0, workers: 1 };
 
-fn asked(opts: &Options) -> (&Given, &Network, bool, Option<&FreshSettings>) {
-    (&opts.given, &opts.network, opts.strict, None)
+fn asked(opts: &Options) -> OfNetworks<'_> {
+    (&opts.given.external, &opts.network, opts.strict, None)
 }
 
 fn dump(spaces: &[OwnedFd], dir: &std::path::Path, opts: &Options) -> crate::Result<()> {
@@ -92,7 +92,7 @@ fn restore(number: usize, dir: &std::path::Path, opts: &Options) -> crate::Resul
     let files = spaces.iter().map(|s| s.try_clone().unwrap()).collect();
     let known = tree(NsKind::Net, files);
     let ids: Vec<u32> = known.all.iter().map(|ns| ns.id).collect();
-    super::restore((&opts.given, &opts.network), &images, &known, false, &ids)?;
+    super::restore((&opts.given.external, &opts.network), &images, &known, false, &ids)?;
     for id in ids {
         let planned = Routing::planned(&images, id)?;
         let now = Routing::shown(&images, &known, id)?;
@@ -272,9 +272,8 @@ fn a_device_is_brought_in_place_of_a_pair() {
     let dir = tempfile::tempdir().unwrap();
     dump(&[space.try_clone().unwrap()], dir.path(), &Options::default()).unwrap();
     shell(&host, "ip link del out0; ip link add mine type veth peer name other");
-    let external = vec![External::NetDev { inner: "eth0".into(), outer: "mine".into() }];
-    let given = Given { external, ..Given::default() };
-    let opts = Options { given, ..Options::default() };
+    let mut opts = Options::default();
+    opts.given.external = vec![External::NetDev { inner: "eth0".into(), outer: "mine".into() }];
     let after = run_in(&[host.as_fd()], || restore(1, dir.path(), &opts)).unwrap();
     assert!(shell(&after[0], "ip address show dev eth0").contains("10.9.0.1/24"));
     let left = shell(&host, "ip -o link show");

@@ -9,9 +9,10 @@ use torpor_kernel::netlink::{Message, ROUTE, Socket, half, word};
 
 use super::conf::NAMES;
 use crate::error::{Context, Error, Result};
+use crate::external::External;
 use crate::namespace::NsKind;
 use crate::namespace::left_out::leave_out;
-use crate::options::{Given, Network};
+use crate::options::Network;
 use crate::proc;
 
 /// What asks for states and policies of IPsec (linux/xfrm.h).
@@ -37,11 +38,11 @@ pub(crate) struct FreshSettings(Settings);
 impl FreshSettings {
     /// Finds them out before task `pid` is stopped, if it has a network of its own that is kept: to make one takes the
     /// kernel a moment. None if they cannot be, which is said later.
-    pub(crate) fn ahead(pid: i32, given: &Given, network: &Network) -> Option<Self> {
+    pub(crate) fn ahead(pid: i32, external: &[External], network: &Network) -> Option<Self> {
         let inode = |pid| proc::ns_inode(pid, NsKind::Net.name()).ok();
         let its = inode(pid)?;
         let is_apart = its != inode(rustix::process::getpid().as_raw_nonzero().get())?;
-        let is_kept = is_apart && !network.empty && given.network(its).is_none();
+        let is_kept = is_apart && !network.empty && External::network(external, its).is_none();
         let read = || std::thread::spawn(settings_of_new).join();
         is_kept.then(read)?.ok()?.ok().map(FreshSettings)
     }

@@ -15,7 +15,7 @@ use crate::error::{Context, Result};
 use crate::file::OpenFiles;
 use crate::file::socket::netns_of;
 use crate::namespace::Namespaces;
-use crate::options::Given;
+use crate::options::InheritFd;
 use crate::proc;
 use crate::restore::tasks::Task;
 
@@ -26,7 +26,7 @@ pub(super) struct Opened<'c> {
     pub described: &'c HashMap<u32, OpenFile>,
     pub spaces: &'c Namespaces,
     /// What the caller has handed over.
-    pub given: &'c Given,
+    pub given: &'c [InheritFd],
     /// The first task of each table that was compared: its number in the images, and the pid here.
     pub compared: HashMap<TableNumber, i32>,
 }

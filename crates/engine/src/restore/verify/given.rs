@@ -19,7 +19,7 @@ use crate::file::ext;
 /// # Errors
 /// One that is another than the caller has given for it, or one that is given though the images do not name it.
 pub(super) fn check(opened: &Opened<'_>, images: &ImageDir) -> Result<()> {
-    if opened.given.inherit_fd.is_empty() {
+    if opened.given.is_empty() {
         return Ok(());
     }
     let terminals = Terminal::all(images)?;
@@ -57,7 +57,7 @@ fn is_as(file: BorrowedFd<'_>, given: BorrowedFd<'_>) -> Result<bool> {
 /// What nobody gave for a file of the images is no open file of the caller's.
 fn is_own(opened: &Opened<'_>, id: u32, file: BorrowedFd<'_>) -> Result<()> {
     let own = i32::try_from(std::process::id()).unwrap_or_default();
-    for inherit in &opened.given.inherit_fd {
+    for inherit in opened.given {
         let fds = Object::File(inherit.fd.as_fd().as_raw_fd(), file.as_raw_fd());
         let compared = kcmp(own, own, fds).context(|| format!("compare file {id}"))?;
         if compared == Ordering::Equal {

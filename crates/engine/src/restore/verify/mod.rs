@@ -73,7 +73,7 @@ pub(crate) fn check(cx: &Made<'_>) -> Result<()> {
         files: cx.files,
         described: cx.described,
         spaces: cx.spaces,
-        given: &cx.opts.given,
+        given: &cx.opts.given.inherit_fd,
         compared: HashMap::new(),
     };
     // The root task has no namespace below its own.
