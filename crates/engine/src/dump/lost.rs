@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use torpor_sys::ptrace;
 use torpor_tracee::{Call, Mapping, Slot, Tracee};
 
-use super::{Dump, Task, undo};
+use super::{Dump, Task, sem_undo};
 use crate::error::Result;
 use crate::memory::vma::unknown_flags;
 use crate::proc;
@@ -48,7 +48,7 @@ pub(super) fn check(cx: &mut Dump<'_>) -> Result<()> {
     cx.tasks.iter().try_for_each(|task| check_threads(cx, task))?;
     cx.tasks.iter().try_for_each(|task| check_mappings(cx, task))?;
     check_groups(cx)?;
-    for pid in undo::adjusting(&mut cx.tasks, cx.guardian.pid())? {
+    for pid in sem_undo::adjusting(&mut cx.tasks, cx.guardian.pid())? {
         let object = "what is undone to semaphores when it ends (SEM_UNDO)";
         cx.leave_out(pid, object, "is not kept")?;
     }

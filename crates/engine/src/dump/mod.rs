@@ -18,13 +18,13 @@ mod lost;
 pub(crate) mod memory;
 mod outbox;
 pub(crate) mod pids;
+mod sem_undo;
 mod served;
 mod session;
 mod strangers;
 mod task;
 pub(crate) mod tasks;
 pub(crate) mod twin;
-mod undo;
 mod unused;
 
 use std::os::fd::{AsFd, OwnedFd};

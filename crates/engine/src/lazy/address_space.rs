@@ -10,7 +10,7 @@ use torpor_sys::uffd::{self, Event};
 
 use super::Remote;
 use super::missing::{Gap, Missing};
-use super::reader::Reader;
+use super::page_reader::PageReader;
 use super::sight::Sight;
 use super::working_set::Recorder;
 use crate::error::{Context, Error, Result};
@@ -216,7 +216,7 @@ impl AddressSpace {
     pub(super) fn go_on(
         &mut self,
         remote: &mut Option<Remote<'_>>,
-        reader: &mut Reader,
+        reader: &mut PageReader,
     ) -> Result<bool> {
         let asked = |gap: &Gap| {
             let borrower = remote.as_ref().map(|remote| &remote.borrower);

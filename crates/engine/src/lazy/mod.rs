@@ -23,9 +23,9 @@ mod address_space;
 mod ahead;
 mod daemon;
 mod missing;
+mod page_reader;
 mod pager;
 mod pair;
-mod reader;
 mod sight;
 mod working_set;
 

@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::Remote;
 use super::address_space::{AROUND, AddressSpace, CHUNK};
 use super::ahead::MOST;
-use super::reader::{Reader, TOGETHER};
+use super::page_reader::{PageReader, TOGETHER};
 use super::working_set::Recorder;
 use crate::error::{Context, Error, Result};
 use crate::page_server::{Borrower, Request};
@@ -29,7 +29,7 @@ struct Arrived {
 impl Arrived {
     /// Takes what has been read and puts it in place. What was touched at a start is often single pages: to look for each who
     /// waits meanwhile takes as long as to put it in place, so that is done for a few together.
-    fn take(&mut self, reader: &mut Reader, spaces: &mut [AddressSpace]) -> Result<()> {
+    fn take(&mut self, reader: &mut PageReader, spaces: &mut [AddressSpace]) -> Result<()> {
         let mut bytes = 0;
         loop {
             self.request = reader.receive(&mut self.bytes)?;
@@ -68,7 +68,7 @@ pub(super) fn run(
     other: &OwnedFd,
 ) -> Result<()> {
     let mut buffer = vec![0; usize::try_from(CHUNK).unwrap_or(0)];
-    let mut reader = Reader::start()?;
+    let mut reader = PageReader::start()?;
     let request = Request { id: 0, range: 0..0 };
     let mut answer = Arrived { request, bytes: Vec::new(), is_held: false };
     let mut next = 0;
@@ -123,7 +123,7 @@ fn go_on(
     spaces: &mut [AddressSpace],
     next: &mut usize,
     remote: &mut Option<Remote<'_>>,
-    reader: &mut Reader,
+    reader: &mut PageReader,
 ) -> Result<bool> {
     let is_full =
         |Remote { borrower, ahead, .. }: &Remote<'_>| !ahead.has_room(borrower.asked().bytes());
@@ -144,7 +144,7 @@ fn go_on(
 fn ask_some(
     space: &mut AddressSpace,
     remote: &mut Option<Remote<'_>>,
-    reader: &mut Reader,
+    reader: &mut PageReader,
 ) -> Result<bool> {
     let (begin, mut asks) = (reader.asked().bytes(), false);
     loop {
@@ -168,7 +168,7 @@ struct Talking {
 fn look(
     spaces: &[AddressSpace],
     mut borrower: Option<&mut Borrower>,
-    reader: &Reader,
+    reader: &PageReader,
     other: &OwnedFd,
     wait: Option<Duration>,
 ) -> Result<Talking> {

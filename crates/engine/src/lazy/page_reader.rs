@@ -40,7 +40,7 @@ impl Reading {
 }
 
 /// The thread. Answers come in the order of the requests.
-pub(super) struct Reader {
+pub(super) struct PageReader {
     jobs: Sender<Vec<Reading>>,
     done: Receiver<Vec<Reading>>,
     /// Has a byte for all that was read together and not told of, and an end when the thread has ended.
@@ -56,7 +56,7 @@ pub(super) struct Reader {
     spare: Vec<Vec<u8>>,
 }
 
-impl Reader {
+impl PageReader {
     /// Starts the thread, which ends with this value.
     ///
     /// # Errors
@@ -77,7 +77,7 @@ impl Reader {
         std::thread::Builder::new().spawn(work).context(what)?;
         let (asked, told) = (Asked::default(), 0);
         let (next, come, spare) = (Vec::new(), VecDeque::new(), Vec::new());
-        Ok(Reader { jobs, done, answers, told, asked, next, come, spare })
+        Ok(PageReader { jobs, done, answers, told, asked, next, come, spare })
     }
 
     /// What is still to be answered.
@@ -85,7 +85,7 @@ impl Reader {
         &self.asked
     }
 
-    /// Asks for pages, which `pages` has; of [`TOGETHER`] bytes together at once, of fewer by [`Reader::flush`].
+    /// Asks for pages, which `pages` has; of [`TOGETHER`] bytes together at once, of fewer by [`PageReader::flush`].
     ///
     /// # Errors
     /// If the thread has ended.
@@ -149,7 +149,7 @@ impl Reader {
     }
 }
 
-impl AsFd for Reader {
+impl AsFd for PageReader {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.answers.as_fd()
     }
@@ -185,7 +185,7 @@ mod tests {
     fn answers_come_in_the_order_of_the_requests() {
         let dir = tempfile::tempdir().unwrap();
         let pages = pages(dir.path());
-        let mut reader = Reader::start().unwrap();
+        let mut reader = PageReader::start().unwrap();
         let request =
             |first: u64, count: u64| Request { id: 7, range: first * PAGE..(first + count) * PAGE };
         for asked in [request(2, 1), request(1, 2), request(3, 1)] {
@@ -207,7 +207,7 @@ mod tests {
     fn a_few_pages_come_together() {
         let dir = tempfile::tempdir().unwrap();
         let pages = pages(dir.path());
-        let mut reader = Reader::start().unwrap();
+        let mut reader = PageReader::start().unwrap();
         let request = |first: u64| Request { id: 7, range: first * PAGE..(first + 1) * PAGE };
         let few = TOGETHER / PAGE;
         let mut buffer = Vec::new();
