@@ -49,7 +49,7 @@ enum Drawing<'a> {
     /// A band for each target, with all of its samples.
     Spread { unit: &'a str, bands: Vec<Band<'a>> },
     /// A line for each target.
-    Scale { unit: &'a str, over: &'a str, lines: Vec<Line<'a>> },
+    Scale { unit: &'a str, over: &'a str, lines: Vec<Curve<'a>> },
 }
 
 #[derive(Debug, Serialize)]
@@ -68,7 +68,7 @@ struct Band<'a> {
 }
 
 #[derive(Debug, Serialize)]
-struct Line<'a> {
+struct Curve<'a> {
     name: &'a str,
     colour: &'static str,
     pattern: &'static str,
@@ -159,7 +159,7 @@ pub(crate) fn scaling(title: &str, unit: &str, lines: &[(&str, Vec<(f64, f64)>)]
     let row = |(name, points): &(&str, Vec<(f64, f64)>)| {
         ((*name).to_owned(), numbers.iter().map(|number| at(points, number)).collect())
     };
-    let drawn = lines.iter().enumerate().map(|(place, (name, points))| Line {
+    let drawn = lines.iter().enumerate().map(|(place, (name, points))| Curve {
         name,
         colour: colour(place),
         pattern: pattern(place),

@@ -94,11 +94,11 @@ pub fn described(lines: &[Line]) -> Vec<Target> {
 }
 
 /// Cells by the names of benchmark and target.
-type Cells = BTreeMap<(String, String), Cell>;
+type Cells = BTreeMap<(String, String), Gathered>;
 
 /// What has come of a cell so far.
 #[derive(Debug, Default)]
-struct Cell {
+struct Gathered {
     samples: Vec<Sample>,
     /// How many there were of each kind, and why, without those of the warm-up.
     ok: u32,
@@ -113,7 +113,7 @@ struct Cell {
 /// A row is invalid when more than one of so many of its values are.
 const INVALID: u32 = 4;
 
-impl Cell {
+impl Gathered {
     fn add(&mut self, order: u64, time: f64, work: &Work, outcome: &Outcome) {
         let invalid = outcome.status == Status::Invalid;
         let Work { warmup, cold, .. } = *work;
@@ -199,7 +199,7 @@ mod tests {
 
     /// The row that such outcomes make: whether they are of the warm-up, and what they came to.
     fn row(outcomes: &[(bool, Status)]) -> Row {
-        let mut cell = Cell::default();
+        let mut cell = Gathered::default();
         for (order, (warmup, status)) in (0..).zip(outcomes) {
             let value = matches!(status, Status::Ok | Status::Invalid).then_some(1.0);
             let reason = (*status != Status::Ok).then(|| format!("{status:?} {order}"));

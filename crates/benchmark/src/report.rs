@@ -37,7 +37,7 @@ struct Entry {
 
 /// A row of the matrix.
 #[derive(Debug, Serialize)]
-struct Line {
+struct MatrixRow {
     name: String,
     unit: String,
     measures: String,
@@ -59,7 +59,7 @@ fn rows<'a>(results: &'a Results, benchmark: &Benchmark) -> Vec<&'a Row> {
     results.targets.iter().filter_map(of).collect()
 }
 
-fn line(results: &Results, benchmark: &Benchmark) -> Line {
+fn line(results: &Results, benchmark: &Benchmark) -> MatrixRow {
     let rows = rows(results, benchmark);
     let best = best(&rows, benchmark.direction);
     let cells = rows.iter().zip(&best).map(|(row, &best)| entry(row, best)).collect();
@@ -79,7 +79,7 @@ fn line(results: &Results, benchmark: &Benchmark) -> Line {
         .collect();
     let chart =
         (!series.is_empty()).then(|| distributions(&benchmark.name, &benchmark.unit, &series));
-    Line {
+    MatrixRow {
         name: benchmark.name.clone(),
         unit: benchmark.unit.clone(),
         measures: benchmark.measures.clone(),
@@ -249,7 +249,7 @@ fn densities(results: &Results) -> Vec<Value> {
 }
 
 fn machine(results: &Results) -> Value {
-    let lines: Vec<Line> = results.benchmarks.iter().map(|b| line(results, b)).collect();
+    let lines: Vec<MatrixRow> = results.benchmarks.iter().map(|b| line(results, b)).collect();
     let raw = serde_json::to_vec(results).unwrap_or_default();
     let noise = results.calibration.deviation * 100.0;
     json!({

@@ -79,7 +79,7 @@ const SELDOM: u32 = 50;
 const CALIBRATE: Duration = Duration::from_secs(3);
 
 /// A run in progress.
-struct Run {
+struct Running {
     config: Config,
     output: PathBuf,
     benchmarks: Vec<Benchmark>,
@@ -154,7 +154,7 @@ pub(crate) async fn run(
         return Ok(results);
     }
     let benchmarks = wanted(&past.head.config);
-    let mut run = Run {
+    let mut run = Running {
         config: past.head.config.clone(),
         output: output.to_owned(),
         benchmarks,
@@ -249,7 +249,7 @@ fn changes(past: &Past) -> Vec<String> {
     changes
 }
 
-impl Run {
+impl Running {
     fn note(&mut self, line: Line) -> Result<(), RunError> {
         let failed = |error| RunError::Io(self.output.join(JOURNAL), error);
         self.journal.add(&line).map_err(failed)?;

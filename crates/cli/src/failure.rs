@@ -201,20 +201,20 @@ impl From<Error> for Failure {
     }
 }
 
-impl From<keys::Error> for Failure {
-    fn from(error: keys::Error) -> Self {
+impl From<keys::KeyError> for Failure {
+    fn from(error: keys::KeyError) -> Self {
         Self::new(key_errno(&error), error.to_string()).class(Class::Forbidden)
     }
 }
 
 /// The kernel's numbers for what can be wrong with keys.
-fn key_errno(error: &keys::Error) -> i32 {
+fn key_errno(error: &keys::KeyError) -> i32 {
     match error {
-        keys::Error::File { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
-        keys::Error::NoIdentity | keys::Error::NotForUs { .. } => libc::ENOKEY,
-        keys::Error::Expired { .. } | keys::Error::NotYetValid { .. } => libc::EKEYEXPIRED,
-        keys::Error::Revoked { .. } => libc::EKEYREVOKED,
-        keys::Error::Spec { .. } | keys::Error::Content { .. } => libc::EINVAL,
+        keys::KeyError::File { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+        keys::KeyError::NoIdentity | keys::KeyError::NotForUs { .. } => libc::ENOKEY,
+        keys::KeyError::Expired { .. } | keys::KeyError::NotYetValid { .. } => libc::EKEYEXPIRED,
+        keys::KeyError::Revoked { .. } => libc::EKEYREVOKED,
+        keys::KeyError::Spec { .. } | keys::KeyError::Content { .. } => libc::EINVAL,
         _ => libc::EKEYREJECTED,
     }
 }

@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use clap::Subcommand;
 use clap::builder::NonEmptyStringValueParser;
 use serde_json::{Value as Json, json};
-use torpor_seal::keys::{AgeIdentity, Certificate, Error, Identity, Recipient, Trust};
+use torpor_seal::keys::{AgeIdentity, Certificate, Identity, KeyError, Recipient, Trust};
 use torpor_seal::sign::scheme_of;
 use torpor_worker::tell;
 use zeroize::Zeroizing;
@@ -183,7 +183,7 @@ fn certificate_lines(certificate: &Certificate) -> Vec<String> {
     ]
 }
 
-fn verdict(checked: Result<(), Error>, lines: &mut Vec<String>) -> bool {
+fn verdict(checked: Result<(), KeyError>, lines: &mut Vec<String>) -> bool {
     let refused = checked.err();
     lines.extend(refused.iter().map(|error| format!("refused: {error}")));
     refused.is_none()

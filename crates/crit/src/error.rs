@@ -16,7 +16,7 @@ pub enum Error {
     Image(#[from] torpor_images::Error),
     /// A key is missing or wrong.
     #[error(transparent)]
-    Keys(#[from] torpor_seal::keys::Error),
+    Keys(#[from] torpor_seal::keys::KeyError),
     /// No kind of image starts like this.
     #[error(
         "{}: unknown magic number {magic:#010x}; is it an image without a header, such as pages?",

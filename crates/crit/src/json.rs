@@ -28,15 +28,15 @@ pub(crate) fn to_json(
     message: &DynamicMessage,
     pretty: bool,
 ) -> Map<String, Json> {
-    Show { schema, pretty }.message(message, false)
+    Printer { schema, pretty }.message(message, false)
 }
 
-struct Show<'s> {
+struct Printer<'s> {
     schema: &'s Schema,
     pretty: bool,
 }
 
-impl Show<'_> {
+impl Printer<'_> {
     fn message(&self, message: &DynamicMessage, hex: bool) -> Map<String, Json> {
         let descriptor = message.descriptor();
         let mut object = Map::new();

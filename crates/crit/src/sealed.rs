@@ -54,7 +54,10 @@ pub(crate) fn open_dir(path: &Path, identities: &Identities) -> Result<ImageDir>
     Ok(dir)
 }
 
-fn unwrap(header: &Header, identities: &Identities) -> Result<MasterKey, torpor_seal::keys::Error> {
+fn unwrap(
+    header: &Header,
+    identities: &Identities,
+) -> Result<MasterKey, torpor_seal::keys::KeyError> {
     identities.unwrap(&header.stanzas, &header.binding())
 }
 

@@ -53,7 +53,7 @@ pub enum Error {
     Seal(#[from] torpor_seal::Error),
     /// A key, a certificate or a signature is missing or wrong.
     #[error(transparent)]
-    Keys(#[from] torpor_seal::keys::Error),
+    Keys(#[from] torpor_seal::keys::KeyError),
     /// A step on a stopped task failed.
     #[error(transparent)]
     Tracee(#[from] torpor_tracee::Error),

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use torpor_kernel::oom;
-use torpor_sys::sched::{Attributes, attributes, set_attributes};
+use torpor_sys::sched::{SchedulingAttributes, attributes, set_attributes};
 use torpor_sys::socket::{self, Message};
 
 use crate::error::{Context, Error, Result};
@@ -132,7 +132,7 @@ impl Drop for Child {
 
 /// See [`Guardian::hurry`]: the guardian's process, and how it was scheduled before.
 #[derive(Debug)]
-pub(crate) struct Hurry(Option<(i32, Attributes)>);
+pub(crate) struct Hurry(Option<(i32, SchedulingAttributes)>);
 
 impl Drop for Hurry {
     fn drop(&mut self) {
@@ -235,7 +235,7 @@ impl Guardian {
         let pid = self.0.as_ref().map(|line| line.process.0);
         let before = pid.and_then(|pid| Some((pid, attributes(pid).ok()?)));
         if let Some((pid, _)) = before {
-            let mut first = Attributes::default();
+            let mut first = SchedulingAttributes::default();
             // `SCHED_FIFO` of linux/sched.h: its lowest priority is above all that have none.
             (first.policy, first.priority) = (1, 1);
             // Without the right to it the guardian is as good as it can be.

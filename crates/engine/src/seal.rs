@@ -176,7 +176,7 @@ pub fn times(images: &ImageDir) -> Option<&Times> {
 }
 
 fn unsigned(images: &ImageDir, what: &str) -> Error {
-    Error::Keys(keys::Error::Spec {
+    Error::Keys(keys::KeyError::Spec {
         what: images.path().display().to_string(),
         reason: format!("a signature is required, but these images {what}"),
     })

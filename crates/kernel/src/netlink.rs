@@ -296,8 +296,8 @@ impl Message {
     }
 
     /// The attributes behind a structure of `skip` bytes.
-    pub fn attributes(&self, skip: usize) -> Attributes<'_> {
-        Attributes(self.body().get(skip..).unwrap_or_default())
+    pub fn attributes(&self, skip: usize) -> NetlinkAttributes<'_> {
+        NetlinkAttributes(self.body().get(skip..).unwrap_or_default())
     }
 }
 
@@ -313,9 +313,9 @@ pub fn half(bytes: &[u8], at: usize) -> Option<u16> {
 
 /// A list of attributes.
 #[derive(Debug, Clone, Copy)]
-pub struct Attributes<'b>(pub &'b [u8]);
+pub struct NetlinkAttributes<'b>(pub &'b [u8]);
 
-impl<'b> Iterator for Attributes<'b> {
+impl<'b> Iterator for NetlinkAttributes<'b> {
     type Item = (u16, &'b [u8]);
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -327,7 +327,7 @@ impl<'b> Iterator for Attributes<'b> {
     }
 }
 
-impl<'b> Attributes<'b> {
+impl<'b> NetlinkAttributes<'b> {
     /// The attribute of a kind.
     pub fn find(mut self, kind: u16) -> Option<&'b [u8]> {
         self.find_map(|(k, value)| (k == kind).then_some(value))
@@ -345,8 +345,8 @@ impl<'b> Attributes<'b> {
     }
 
     /// The attributes within the attribute of a kind.
-    pub fn nested(self, kind: u16) -> Attributes<'b> {
-        Attributes(self.find(kind).unwrap_or_default())
+    pub fn nested(self, kind: u16) -> NetlinkAttributes<'b> {
+        NetlinkAttributes(self.find(kind).unwrap_or_default())
     }
 }
 
@@ -401,15 +401,15 @@ mod tests {
             inner.put(2, &[1, 2, 3]);
         });
         body.put_word(4, 1500);
-        let attributes = Attributes(&body.0[4..]);
+        let attributes = NetlinkAttributes(&body.0[4..]);
         assert_eq!(attributes.text(3), Some("lo"));
         assert_eq!(attributes.nested(18).word(1), Some(7));
         assert_eq!(attributes.nested(18).find(2), Some(&[1u8, 2, 3][..]));
         assert_eq!(attributes.word(4), Some(1500));
         assert_eq!(attributes.count(), 3);
         // Nonsense ends the list.
-        assert_eq!(Attributes(&[2, 0, 1, 0, 0, 0, 0, 0]).count(), 0);
-        assert_eq!(Attributes(&[200, 0, 1, 0, 0]).count(), 0);
+        assert_eq!(NetlinkAttributes(&[2, 0, 1, 0, 0, 0, 0, 0]).count(), 0);
+        assert_eq!(NetlinkAttributes(&[200, 0, 1, 0, 0]).count(), 0);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use crate::error::{Context, Error, Result};
-use crate::netlink::{Attributes, SOCK_DIAG, Socket};
+use crate::netlink::{NetlinkAttributes, SOCK_DIAG, Socket};
 
 /// A Unix socket (linux/unix_diag.h).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -426,7 +426,8 @@ impl<'a> Bytes<'a> {
 
     /// The attributes from offset `at` on, up to the first that is cut off.
     fn attributes(self, at: usize) -> impl Iterator<Item = (u16, Bytes<'a>)> {
-        Attributes(self.0.get(at..).unwrap_or_default()).map(|(kind, value)| (kind, Bytes(value)))
+        NetlinkAttributes(self.0.get(at..).unwrap_or_default())
+            .map(|(kind, value)| (kind, Bytes(value)))
     }
 }
 

@@ -23,7 +23,7 @@ pub enum Error {
     Unsupported { file: String, what: String },
     /// A key, a certificate or a signature is missing or wrong.
     #[error(transparent)]
-    Keys(#[from] crate::keys::Error),
+    Keys(#[from] crate::keys::KeyError),
     /// The system has no random bytes, or a key could not be used.
     #[error("{0} failed")]
     Crypto(&'static str),

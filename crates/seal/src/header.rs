@@ -161,7 +161,7 @@ pub struct Header {
 
 /// The body as it stands in the file.
 #[derive(Clone, PartialEq, Message)]
-struct Body {
+struct HeaderBody {
     #[prost(uint32, tag = "1")]
     suite: u32,
     #[prost(uint32, tag = "2")]
@@ -253,7 +253,7 @@ impl Header {
     /// Too many or too large stanzas.
     pub fn encode(&self, master: &MasterKey) -> Result<Vec<u8>> {
         check_stanzas(&self.stanzas)?;
-        let body = Body {
+        let body = HeaderBody {
             suite: self.suite.number(),
             cipher: self.cipher.number(),
             id: self.id.to_vec(),
@@ -276,7 +276,7 @@ impl Header {
         Ok(hmac::Key::new(hmac::HMAC_SHA256, key.expose()))
     }
 
-    fn from_body(body: Body) -> Result<Self> {
+    fn from_body(body: HeaderBody) -> Result<Self> {
         let fixed = |bytes: Vec<u8>, what: &str| {
             <[u8; 32]>::try_from(bytes)
                 .map_err(|_| damaged(&format!("{what} is not 32 bytes long")))
@@ -340,7 +340,7 @@ impl Sealed {
         if rest.len().checked_sub(MAC) != Some(body_len) {
             return Err(damaged("has another length than it says"));
         }
-        let body = Body::decode(&rest[..body_len])
+        let body = HeaderBody::decode(&rest[..body_len])
             .map_err(|error| damaged(&format!("holds no header: {error}")))?;
         Ok(Self { header: Header::from_body(body)?, bytes: bytes.to_vec() })
     }

@@ -106,7 +106,7 @@ struct FileEntry {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Body {
+struct ManifestBody {
     #[prost(bytes = "vec", tag = "1")]
     id: Vec<u8>,
     #[prost(string, tag = "2")]
@@ -146,7 +146,7 @@ impl Manifest {
             len: sum.len,
             sha256: sum.sha256.map(Vec::from),
         };
-        Body {
+        ManifestBody {
             id: self.id.to_vec(),
             suite: self.suite.clone(),
             parent_id: self.parent.map(|p| p.id.to_vec()),
@@ -161,8 +161,8 @@ impl Manifest {
     /// # Errors
     /// If it is no manifest, or that of another checkpoint.
     pub fn decode(bytes: &[u8], header: &Header) -> Result<Self> {
-        let body =
-            Body::decode(bytes).map_err(|error| damaged(format!("holds no manifest: {error}")))?;
+        let body = ManifestBody::decode(bytes)
+            .map_err(|error| damaged(format!("holds no manifest: {error}")))?;
         let mut manifest = Self::new(header);
         let parent = header.parent;
         let same = body.id == header.id

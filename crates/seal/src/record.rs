@@ -50,12 +50,12 @@ const FINAL_MARK: u32 = u32::MAX;
 
 /// The kinds of records, the first part of their nonces.
 #[derive(Clone, Copy)]
-enum Kind {
+enum RecordKind {
     Data = 0,
     Final = 1,
 }
 
-fn nonce(kind: Kind, number: u64) -> Nonce {
+fn nonce(kind: RecordKind, number: u64) -> Nonce {
     let mut bytes = [0; NONCE_LEN];
     bytes[..4].copy_from_slice(&(kind as u32).to_le_bytes());
     bytes[4..].copy_from_slice(&number.to_le_bytes());
@@ -187,7 +187,7 @@ impl<W: Write> RecordWriter<W> {
         let number = self.records;
         self.records += 1;
         self.plain += plain as u64;
-        self.seal(Kind::Data, number, len | mark, stored)
+        self.seal(RecordKind::Data, number, len | mark, stored)
     }
 
     /// Writes the final record.
@@ -197,14 +197,20 @@ impl<W: Write> RecordWriter<W> {
     pub fn finish(mut self) -> io::Result<(W, Sum)> {
         self.end_record()?;
         let mut end = [self.records.to_le_bytes(), self.plain.to_le_bytes()].concat();
-        self.seal(Kind::Final, 0, FINAL_MARK, &mut end)?;
+        self.seal(RecordKind::Final, 0, FINAL_MARK, &mut end)?;
         self.out.flush()?;
         let mut sha256 = [0; 32];
         sha256.copy_from_slice(self.digest.finish().as_ref());
         Ok((self.out, Sum { len: self.written, sha256: Some(sha256) }))
     }
 
-    fn seal(&mut self, kind: Kind, number: u64, head: u32, data: &mut [u8]) -> io::Result<()> {
+    fn seal(
+        &mut self,
+        kind: RecordKind,
+        number: u64,
+        head: u32,
+        data: &mut [u8],
+    ) -> io::Result<()> {
         let head = head.to_le_bytes();
         let tag = self
             .key
@@ -337,7 +343,7 @@ impl<R: Read + Seek> RecordReader<R> {
         let mut data = std::mem::take(&mut self.buffer);
         data.resize(len + TAG, 0);
         self.source.read_exact(&mut data)?;
-        let nonce = nonce(Kind::Data, self.records);
+        let nonce = nonce(RecordKind::Data, self.records);
         if self.key.open_in_place(nonce, Aad::from(head), &mut data).is_err() {
             let reason = format!("was changed: record {} does not open", self.records);
             return Err(changed(&reason));
@@ -371,7 +377,7 @@ impl Totals {
         if *head != FINAL_MARK.to_le_bytes() {
             return None;
         }
-        let plain = key.open_in_place(nonce(Kind::Final, 0), Aad::from(*head), body).ok()?;
+        let plain = key.open_in_place(nonce(RecordKind::Final, 0), Aad::from(*head), body).ok()?;
         let ([records, plain, ..], _) = plain.as_chunks::<8>() else { return None };
         Some(Self { records: u64::from_le_bytes(*records), plain: u64::from_le_bytes(*plain) })
     }
@@ -487,8 +493,8 @@ mod tests {
     fn nonces_differ() {
         let mut seen = std::collections::HashSet::new();
         for number in 0..1000 {
-            assert!(seen.insert(*nonce(Kind::Data, number).as_ref()));
+            assert!(seen.insert(*nonce(RecordKind::Data, number).as_ref()));
         }
-        assert!(seen.insert(*nonce(Kind::Final, 0).as_ref()));
+        assert!(seen.insert(*nonce(RecordKind::Final, 0).as_ref()));
     }
 }

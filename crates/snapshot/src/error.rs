@@ -120,7 +120,7 @@ impl<T> Context<T> for torpor_seal::Result<T> {
     }
 }
 
-impl<T> Context<T> for Result<T, torpor_seal::keys::Error> {
+impl<T> Context<T> for Result<T, torpor_seal::keys::KeyError> {
     fn context<W: Display>(self, what: impl FnOnce() -> W) -> Result<T> {
         self.map_err(torpor_seal::Error::from).context(what)
     }

@@ -121,7 +121,7 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-fn keys(error: torpor_seal::keys::Error) -> Error {
+fn keys(error: torpor_seal::keys::KeyError) -> Error {
     Error::new(error.to_string())
 }
 

@@ -7,7 +7,7 @@ use crate::{Result, addr, check, syscall};
 
 /// Owner and mode of an object, as `IPC_SET` takes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Owner {
+pub struct ObjectOwner {
     /// User.
     pub uid: u32,
     /// Group.
@@ -113,7 +113,7 @@ pub fn shm_lock(id: i32) -> Result<()> {
 ///
 /// # Errors
 /// See shmctl(2).
-pub fn shm_set_owner(id: i32, owner: Owner) -> Result<()> {
+pub fn shm_set_owner(id: i32, owner: ObjectOwner) -> Result<()> {
     // SAFETY: a structure of integers, for which zeroes are a value.
     let mut data: libc::shmid_ds = unsafe { std::mem::zeroed() };
     set_owner(&mut data.shm_perm, owner);
@@ -121,7 +121,7 @@ pub fn shm_set_owner(id: i32, owner: Owner) -> Result<()> {
     check(unsafe { libc::shmctl(id, libc::IPC_SET, &raw mut data) }).map(drop)
 }
 
-fn set_owner(perm: &mut libc::ipc_perm, owner: Owner) {
+fn set_owner(perm: &mut libc::ipc_perm, owner: ObjectOwner) {
     (perm.uid, perm.gid) = (owner.uid, owner.gid);
     perm.mode = u16::try_from(owner.mode & 0o777).unwrap_or_default();
 }
@@ -176,7 +176,7 @@ pub fn sem_set_values(id: i32, values: &[u16]) -> Result<()> {
 ///
 /// # Errors
 /// See semctl(2).
-pub fn sem_set_owner(id: i32, owner: Owner) -> Result<()> {
+pub fn sem_set_owner(id: i32, owner: ObjectOwner) -> Result<()> {
     // SAFETY: a structure of integers, for which zeroes are a value.
     let mut data: libc::semid_ds = unsafe { std::mem::zeroed() };
     set_owner(&mut data.sem_perm, owner);
@@ -210,7 +210,7 @@ pub fn msg_limits(id: i32) -> Result<(u64, u64)> {
 ///
 /// # Errors
 /// See msgctl(2).
-pub fn msg_set(id: i32, owner: Owner, bytes: u64) -> Result<()> {
+pub fn msg_set(id: i32, owner: ObjectOwner, bytes: u64) -> Result<()> {
     // SAFETY: a structure of integers, for which zeroes are a value.
     let mut data: libc::msqid_ds = unsafe { std::mem::zeroed() };
     set_owner(&mut data.msg_perm, owner);

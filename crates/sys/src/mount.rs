@@ -6,7 +6,7 @@ use crate::{Result, addr, syscall};
 
 /// Changes to a mount, see mount_setattr(2).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Attributes {
+pub struct MountAttributes {
     /// `MOUNT_ATTR_*` to set.
     pub set: u64,
     /// `MOUNT_ATTR_*` to clear; applied before `set`.
@@ -32,7 +32,7 @@ struct MountAttr {
 pub fn set_attributes(
     mount: BorrowedFd<'_>,
     recursive: bool,
-    attributes: Attributes,
+    attributes: MountAttributes,
 ) -> Result<()> {
     let attr = MountAttr {
         set: attributes.set,

@@ -9,7 +9,7 @@ use crate::{Result, addr, syscall};
 /// `struct mq_attr` of linux/mqueue.h.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Attributes {
+pub struct QueueAttributes {
     flags: i64,
     /// Messages that it has room for.
     pub max_messages: i64,
@@ -20,10 +20,10 @@ pub struct Attributes {
     reserved: [i64; 4],
 }
 
-impl Attributes {
+impl QueueAttributes {
     /// Those of a new queue.
     pub fn new(max_messages: i64, message_size: i64) -> Self {
-        Attributes { max_messages, message_size, ..Attributes::default() }
+        QueueAttributes { max_messages, message_size, ..QueueAttributes::default() }
     }
 }
 
@@ -35,7 +35,7 @@ fn number(fd: BorrowedFd<'_>) -> u64 {
 ///
 /// # Errors
 /// See mq_open(3).
-pub fn open(name: &CStr, flags: i32, mode: u32, new: Option<&Attributes>) -> Result<OwnedFd> {
+pub fn open(name: &CStr, flags: i32, mode: u32, new: Option<&QueueAttributes>) -> Result<OwnedFd> {
     let flags = u64::from((flags | libc::O_CLOEXEC).cast_unsigned());
     let new = new.map_or(0, |attributes| addr(std::ptr::from_ref(attributes)));
     let args = [addr(name.as_ptr()), flags, u64::from(mode), new, 0, 0];
@@ -50,8 +50,8 @@ pub fn open(name: &CStr, flags: i32, mode: u32, new: Option<&Attributes>) -> Res
 ///
 /// # Errors
 /// `EBADF` if it is none.
-pub fn attributes(queue: BorrowedFd<'_>) -> Result<Attributes> {
-    let mut now = Attributes::default();
+pub fn attributes(queue: BorrowedFd<'_>) -> Result<QueueAttributes> {
+    let mut now = QueueAttributes::default();
     let args = [number(queue), 0, addr(&raw mut now), 0, 0, 0];
     // SAFETY: the kernel writes one `struct mq_attr` to `now`, which has its layout.
     unsafe { syscall(libc::SYS_mq_getsetattr, args) }?;
@@ -90,9 +90,9 @@ mod tests {
 
     #[test]
     fn the_kernel_knows_the_layout() {
-        assert_eq!(size_of::<Attributes>(), 64);
+        assert_eq!(size_of::<QueueAttributes>(), 64);
         let name = std::ffi::CString::new(format!("torpor-{}", std::process::id())).unwrap();
-        let new = Attributes::new(3, 9);
+        let new = QueueAttributes::new(3, 9);
         let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR | libc::O_NONBLOCK;
         let queue = open(&name, flags, 0o600, Some(&new)).unwrap();
         // SAFETY: the kernel reads the terminated name.

@@ -5,7 +5,7 @@ use crate::{Result, addr, syscall};
 /// `struct sched_attr` of linux/sched/types.h, its second published version (Linux 5.3).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Attributes {
+pub struct SchedulingAttributes {
     size: u32,
     /// `SCHED_*`.
     pub policy: u32,
@@ -32,15 +32,15 @@ const KEEP_ALL: u64 = libc::SCHED_FLAG_KEEP_ALL as u64;
 /// Both clamps.
 const UTIL_CLAMP: u64 = libc::SCHED_FLAG_UTIL_CLAMP as u64;
 
-impl Attributes {
+impl SchedulingAttributes {
     /// What changes the clamps alone; `u32::MAX` is for those that a thread has by itself.
     #[must_use]
     pub fn of_clamps(min: u32, max: u32) -> Self {
-        Attributes {
+        SchedulingAttributes {
             flags: KEEP_ALL | UTIL_CLAMP,
             util_min: min,
             util_max: max,
-            ..Attributes::default()
+            ..SchedulingAttributes::default()
         }
     }
 }
@@ -49,9 +49,9 @@ impl Attributes {
 ///
 /// # Errors
 /// `ESRCH` if the thread is gone.
-pub fn attributes(tid: i32) -> Result<Attributes> {
-    let mut attr = Attributes::default();
-    let size = size_of::<Attributes>() as u64;
+pub fn attributes(tid: i32) -> Result<SchedulingAttributes> {
+    let mut attr = SchedulingAttributes::default();
+    let size = size_of::<SchedulingAttributes>() as u64;
     let args = [u64::from(tid.cast_unsigned()), addr(&raw mut attr), size, 0, 0, 0];
     // SAFETY: the kernel writes at most `size` bytes to `attr`.
     unsafe { syscall(libc::SYS_sched_getattr, args) }?;
@@ -62,8 +62,8 @@ pub fn attributes(tid: i32) -> Result<Attributes> {
 ///
 /// # Errors
 /// `EPERM`, `EINVAL`, `ESRCH`.
-pub fn set_attributes(tid: i32, attr: &Attributes) -> Result<()> {
-    let attr = Attributes { size: 56, ..*attr };
+pub fn set_attributes(tid: i32, attr: &SchedulingAttributes) -> Result<()> {
+    let attr = SchedulingAttributes { size: 56, ..*attr };
     let args = [u64::from(tid.cast_unsigned()), addr(&raw const attr), 0, 0, 0, 0];
     // SAFETY: the kernel reads `attr.size` bytes, which is the size of `attr`.
     unsafe { syscall(libc::SYS_sched_setattr, args) }.map(drop)
@@ -128,8 +128,8 @@ mod tests {
 
     #[test]
     fn layout_is_the_kernels() {
-        assert_eq!(size_of::<Attributes>(), 56);
-        assert_eq!(std::mem::offset_of!(Attributes, util_min), 48);
+        assert_eq!(size_of::<SchedulingAttributes>(), 56);
+        assert_eq!(std::mem::offset_of!(SchedulingAttributes, util_min), 48);
         let own = attributes(0).unwrap();
         set_attributes(0, &own).unwrap();
         assert_eq!(attributes(0).unwrap(), own);
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn clamps_come_alone() {
         let own = attributes(0).unwrap();
-        match set_attributes(0, &Attributes::of_clamps(u32::MAX, u32::MAX)) {
+        match set_attributes(0, &SchedulingAttributes::of_clamps(u32::MAX, u32::MAX)) {
             Ok(()) => {}
             Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP)),
         }

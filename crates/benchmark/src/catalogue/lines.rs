@@ -3,10 +3,10 @@
 use super::Direction::{self, Higher, Lower};
 
 /// The name, unit, direction and meaning of a benchmark, before its component is known.
-pub(super) type Line = (&'static str, &'static str, Direction, &'static str);
+pub(super) type Described = (&'static str, &'static str, Direction, &'static str);
 
 /// The life of a container.
-pub(super) const LIFE: &[Line] = &[
+pub(super) const LIFE: &[Described] = &[
     ("sandbox.create", "ms", Lower, "RunPodSandbox, until it has answered"),
     ("container.create", "ms", Lower, "CreateContainer with an image that is there"),
     ("container.start", "ms", Lower, "StartContainer, until it has answered"),
@@ -35,13 +35,13 @@ pub(super) const LIFE: &[Line] = &[
 ];
 
 /// A network of its own.
-pub(super) const BRIDGE: &[Line] = &[
+pub(super) const BRIDGE: &[Described] = &[
     ("bridge.create", "ms", Lower, "RunPodSandbox with a network of its own"),
     ("bridge.stop", "ms", Lower, "StopPodSandbox, with its network"),
 ];
 
 /// Images.
-pub(super) const IMAGE: &[Line] = &[
+pub(super) const IMAGE: &[Described] = &[
     (
         "image.pull",
         "ms",
@@ -52,7 +52,7 @@ pub(super) const IMAGE: &[Line] = &[
 ];
 
 /// The facets of a checkpoint through the CRI.
-pub(super) const CHECKPOINT: &[Line] = &[
+pub(super) const CHECKPOINT: &[Described] = &[
     ("checkpoint", "ms", Lower, "CheckpointContainer, until it has answered"),
     (
         "checkpoint-pause",
@@ -89,7 +89,7 @@ pub(super) const CHECKPOINT: &[Line] = &[
 ];
 
 /// The facets of a checkpoint by the OCI runtime itself.
-pub(super) const DIRECT: &[Line] = &[
+pub(super) const DIRECT: &[Described] = &[
     ("checkpoint", "ms", Lower, "the runtime's checkpoint command, as its caller sees it"),
     ("pause", "ms", Lower, "the longest silence of a program that writes each millisecond"),
     ("frozen", "ms", Lower, "how long the engine says that the tasks were frozen"),
@@ -112,7 +112,7 @@ pub(super) const DIRECT: &[Line] = &[
 ];
 
 /// The processor.
-pub(super) const CPU: &[Line] = &[
+pub(super) const CPU: &[Described] = &[
     ("cpu.total", "ms", Lower, "sysbench: all primes up to 10000, a fixed number of times"),
     ("cpu.minimal", "ms", Lower, "the shortest of these, to 0.01 ms"),
     ("cpu.average", "ms", Lower, "their average: the total by their number"),
@@ -120,7 +120,7 @@ pub(super) const CPU: &[Line] = &[
 ];
 
 /// Memory.
-pub(super) const MEMORY: &[Line] = &[
+pub(super) const MEMORY: &[Described] = &[
     ("memory.total", "ms", Lower, "sysbench: a fixed amount of memory written in blocks of 4 MiB"),
     ("memory.minimal", "ms", Lower, "the shortest time for a block, to 0.01 ms"),
     ("memory.average", "ms", Lower, "the average time for a block: the total by their number"),
@@ -129,7 +129,7 @@ pub(super) const MEMORY: &[Line] = &[
 ];
 
 /// Files.
-pub(super) const DISK: &[Line] = &[
+pub(super) const DISK: &[Described] = &[
     (
         "disk.sequential-write",
         "MiB/s",
@@ -148,7 +148,7 @@ pub(super) const DISK: &[Line] = &[
 ];
 
 /// The same files on a directory of the host: what a runtime keeps in a root of its own is not in them.
-pub(super) const DISK_BIND: &[Line] = &[
+pub(super) const DISK_BIND: &[Described] = &[
     (
         "disk-bind.sequential-write",
         "MiB/s",
@@ -167,7 +167,7 @@ pub(super) const DISK_BIND: &[Line] = &[
 ];
 
 /// System calls, switches, processes.
-pub(super) const CALLS: &[Line] = &[
+pub(super) const CALLS: &[Described] = &[
     ("syscall.getppid", "ns", Lower, "a system call that does nothing"),
     ("syscall.open", "ns", Lower, "open and close of a file in the container's root"),
     ("switch.pipe", "ns", Lower, "a byte to another thread and back through two pipes"),
@@ -175,25 +175,25 @@ pub(super) const CALLS: &[Line] = &[
 ];
 
 /// TCP inside.
-pub(super) const LOOPBACK: &[Line] = &[
+pub(super) const LOOPBACK: &[Described] = &[
     ("loopback.throughput", "MiB/s", Higher, "TCP to the container's own loopback, one stream"),
     ("loopback.latency", "us", Lower, "a byte there and back"),
 ];
 
 /// TCP between sandboxes.
-pub(super) const NETWORK: &[Line] = &[
+pub(super) const NETWORK: &[Described] = &[
     ("bridge.throughput", "MiB/s", Higher, "TCP from one sandbox to another through the bridge"),
     ("bridge.latency", "us", Lower, "a byte there and back through the bridge"),
 ];
 
 /// A CPU quota.
-pub(super) const QUOTA: &[Line] = &[
+pub(super) const QUOTA: &[Described] = &[
     ("cpu.share", "%", Lower, "the CPU used under a quota of 20 %, less the quota (the magnitude)"),
     ("cpu.work", "ms", Lower, "a fixed piece of work under the same quota"),
 ];
 
 /// A quota that is raised.
-pub(super) const RAISE: &[Line] = &[
+pub(super) const RAISE: &[Described] = &[
     ("raise.call", "ms", Lower, "UpdateContainerResources while the container runs"),
     (
         "raise.effect",
@@ -204,7 +204,7 @@ pub(super) const RAISE: &[Line] = &[
 ];
 
 /// A limit of memory.
-pub(super) const OOM: &[Line] = &[(
+pub(super) const OOM: &[Described] = &[(
     "memory.oom",
     "ms",
     Lower,
@@ -212,7 +212,7 @@ pub(super) const OOM: &[Line] = &[(
 )];
 
 /// A limit of processes.
-pub(super) const PIDS: &[Line] = &[(
+pub(super) const PIDS: &[Described] = &[(
     "pids.refusal",
     "processes",
     Higher,
@@ -220,7 +220,7 @@ pub(super) const PIDS: &[Line] = &[(
 )];
 
 /// Weights of input and output.
-pub(super) const WEIGHT: &[Line] = &[(
+pub(super) const WEIGHT: &[Described] = &[(
     "io.weight",
     "%",
     Lower,
@@ -229,7 +229,7 @@ pub(super) const WEIGHT: &[Line] = &[(
 )];
 
 /// What an idle container is charged for.
-pub(super) const CHARGE: &[Line] = &[
+pub(super) const CHARGE: &[Described] = &[
     (
         "charge.idle",
         "MiB",
@@ -245,7 +245,7 @@ pub(super) const CHARGE: &[Line] = &[
 ];
 
 /// What of that is the runtime's own.
-pub(super) const CHARGE_OWN: &[Line] = &[
+pub(super) const CHARGE_OWN: &[Described] = &[
     (
         "charge.runtime",
         "MiB",
@@ -257,7 +257,7 @@ pub(super) const CHARGE_OWN: &[Line] = &[
 ];
 
 /// Many containers.
-pub(super) const SCALE: &[Line] = &[
+pub(super) const SCALE: &[Described] = &[
     ("start", "s", Lower, "creating and starting all, each in a sandbox of its own"),
     ("stop", "s", Lower, "stopping and removing all"),
     ("available", "MiB", Lower, "memory for each, by what the machine has less available"),
@@ -265,7 +265,7 @@ pub(super) const SCALE: &[Line] = &[
 ];
 
 /// What only an endpoint tells whose processes are known.
-pub(super) const SCALE_ALL: &[Line] = &[
+pub(super) const SCALE_ALL: &[Described] = &[
     (
         "running",
         "ms",
@@ -281,7 +281,7 @@ pub(super) const SCALE_ALL: &[Line] = &[
 ];
 
 /// A container that moves.
-pub(super) const MIGRATION: &[Line] = &[
+pub(super) const MIGRATION: &[Described] = &[
     ("total", "ms", Lower, "torpor migrate, as its caller sees it"),
     (
         "pause",

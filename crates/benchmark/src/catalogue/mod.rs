@@ -154,19 +154,20 @@ impl Group {
 #[must_use]
 pub fn all(config: &Config) -> Vec<Benchmark> {
     let mut list = Vec::new();
-    let mut add = |context: &str, lines: &[Line], group: Group, isolates: &str, needs: &[&str]| {
-        for (name, unit, direction, measures) in lines {
-            list.push(Benchmark {
-                name: format!("{context}.{name}"),
-                unit: (*unit).into(),
-                direction: *direction,
-                measures: (*measures).into(),
-                isolates: isolates.into(),
-                needs: needs.iter().map(|&need| need.into()).collect(),
-                group,
-            });
-        }
-    };
+    let mut add =
+        |context: &str, lines: &[Described], group: Group, isolates: &str, needs: &[&str]| {
+            for (name, unit, direction, measures) in lines {
+                list.push(Benchmark {
+                    name: format!("{context}.{name}"),
+                    unit: (*unit).into(),
+                    direction: *direction,
+                    measures: (*measures).into(),
+                    isolates: isolates.into(),
+                    needs: needs.iter().map(|&need| need.into()).collect(),
+                    group,
+                });
+            }
+        };
     let sysbench = &["sysbench on this machine"][..];
     let busybox = &[][..];
     let ours = &["a containerd that the tool starts"][..];

@@ -8,9 +8,9 @@ use super::{Files, Holdings, Name, live_tasks, printable};
 use crate::error::Result;
 
 /// Those of all tasks.
-pub(super) struct Descriptors(Vec<OfTask>);
+pub(super) struct Descriptors(Vec<TaskDescriptors>);
 
-struct OfTask {
+struct TaskDescriptors {
     pid: u32,
     /// Their numbers, and what they refer to.
     fds: Vec<(u32, Name)>,
@@ -31,7 +31,7 @@ impl Descriptors {
             let fds = fds.iter().map(|fd| (fd.fd, files.name(fd.r#type, fd.id))).collect();
             let fs = dir.read_opt::<FsEntry>(kind::FS, pid.into())?;
             let directories = fs.map(|fs| [fs.cwd_id, fs.root_id].map(|id| files.path(id)));
-            Ok(OfTask { pid, fds, directories })
+            Ok(TaskDescriptors { pid, fds, directories })
         };
         Ok(Self(live_tasks(dir)?.into_iter().map(of_task).collect::<Result<_>>()?))
     }
@@ -40,7 +40,7 @@ impl Descriptors {
 impl Holdings for Descriptors {
     fn text(&self) -> String {
         let mut text = String::new();
-        for OfTask { pid, fds, directories } in &self.0 {
+        for TaskDescriptors { pid, fds, directories } in &self.0 {
             text += &format!("{pid}\n");
             for (fd, name) in fds {
                 text += &format!("\t{fd:7}: {}\n", name.printable());
@@ -54,7 +54,7 @@ impl Holdings for Descriptors {
     }
 
     fn tasks(&self) -> Vec<Json> {
-        let object = |OfTask { pid, fds, directories }: &OfTask| {
+        let object = |TaskDescriptors { pid, fds, directories }: &TaskDescriptors| {
             let fd = |(fd, name): &(u32, Name)| json!({ "fd": fd, "name": name.text() });
             let fds: Vec<Json> = fds.iter().map(fd).collect();
             let [cwd, root] = [0, 1].map(|at| directories.as_ref().map(|both| &both[at]));

@@ -10,21 +10,21 @@ use super::{Files, Holdings, area, hex, live_tasks, printable};
 use crate::error::Result;
 
 /// Those of all tasks.
-pub(super) struct Areas(Vec<OfTask>);
+pub(super) struct Areas(Vec<TaskAreas>);
 
-struct OfTask {
+struct TaskAreas {
     pid: u32,
     exe: String,
-    areas: Vec<Area>,
+    areas: Vec<ShownArea>,
 }
 
-struct Area {
+struct ShownArea {
     vma: VmaEntry,
     /// What it shows, unless that is memory of its own.
     name: Option<String>,
 }
 
-impl Area {
+impl ShownArea {
     fn is(&self, status: u32) -> bool {
         self.vma.status & status != 0
     }
@@ -53,12 +53,12 @@ impl Areas {
                     status if status & area::STACK != 0 => "[stack]".to_owned(),
                     status if status & area::VSYSCALL != 0 => "[vsyscall]".to_owned(),
                     status if status & area::VDSO != 0 => "[vdso]".to_owned(),
-                    _ => return Area { vma: *vma, name: None },
+                    _ => return ShownArea { vma: *vma, name: None },
                 };
-                Area { vma: *vma, name: Some(name) }
+                ShownArea { vma: *vma, name: Some(name) }
             });
             let areas = areas.collect();
-            all.push(OfTask { pid, exe: files.path(mm.exe_file_id), areas });
+            all.push(TaskAreas { pid, exe: files.path(mm.exe_file_id), areas });
         }
         Ok(Self(all))
     }
@@ -67,7 +67,7 @@ impl Areas {
 impl Holdings for Areas {
     fn text(&self) -> String {
         let mut text = String::new();
-        for OfTask { pid, exe, areas } in &self.0 {
+        for TaskAreas { pid, exe, areas } in &self.0 {
             text += &format!("{pid}\n\t{:40}{}\n", "exe", printable(exe));
             for area in areas {
                 let range = format!("{:08x}-{:08x}", area.vma.start, area.vma.end);
@@ -81,7 +81,7 @@ impl Holdings for Areas {
     }
 
     fn tasks(&self) -> Vec<Json> {
-        let object = |OfTask { pid, exe, areas }: &OfTask| {
+        let object = |TaskAreas { pid, exe, areas }: &TaskAreas| {
             let areas: Vec<Json> = areas.iter().map(as_json).collect();
             json!({ "pid": pid, "exe": exe, "areas": areas })
         };
@@ -89,7 +89,7 @@ impl Holdings for Areas {
     }
 }
 
-fn as_json(area: &Area) -> Json {
+fn as_json(area: &ShownArea) -> Json {
     let vma = &area.vma;
     json!({
         "start": hex(vma.start),
@@ -102,7 +102,7 @@ fn as_json(area: &Area) -> Json {
 }
 
 /// Where in its file an area begins, and whether it is shared.
-fn part_of_file(area: &Area) -> String {
+fn part_of_file(area: &ShownArea) -> String {
     let offset = area.vma.pgoff;
     let offset = match area.is(area::FILE) && offset != 0 {
         true => format!(" + {offset:#x}"),

@@ -9,9 +9,9 @@ use super::{Files, Holdings, area, hex, inconsistent, live_tasks, printable};
 use crate::error::Result;
 
 /// Those of all tasks.
-pub(super) struct Resident(Vec<OfTask>);
+pub(super) struct Resident(Vec<TaskRuns>);
 
-struct OfTask {
+struct TaskRuns {
     pid: u32,
     runs: Vec<Pages>,
 }
@@ -23,10 +23,10 @@ struct Pages {
     /// Whether they begin in an area that an earlier run has shown.
     goes_on: bool,
     /// The areas that begin there.
-    areas: Vec<Area>,
+    areas: Vec<CountedArea>,
 }
 
-struct Area {
+struct CountedArea {
     start: u64,
     pages: u64,
     /// The file that it shows.
@@ -40,7 +40,7 @@ impl Resident {
     /// If an image is missing or damaged, or pages are in no memory area.
     pub(super) fn read(dir: &ImageDir) -> Result<Self> {
         let files = Files::read(dir)?;
-        let of_task = |pid| Ok(OfTask { pid, runs: runs(dir, &files, pid)? });
+        let of_task = |pid| Ok(TaskRuns { pid, runs: runs(dir, &files, pid)? });
         Ok(Self(live_tasks(dir)?.into_iter().map(of_task).collect::<Result<_>>()?))
     }
 }
@@ -58,7 +58,7 @@ fn runs(dir: &ImageDir, files: &Files, pid: u32) -> Result<Vec<Pages>> {
         while let Some(vma) = vmas.next_if(|vma| vma.start < run.range().end) {
             let pages = vma.end.saturating_sub(vma.start) / page_size();
             let name = (vma.status & area::FILE != 0).then(|| files.mapped(vma));
-            areas.push(Area { start: vma.start, pages, name });
+            areas.push(CountedArea { start: vma.start, pages, name });
             last = Some(vma);
         }
         if !goes_on && areas.is_empty() {
@@ -73,11 +73,11 @@ fn runs(dir: &ImageDir, files: &Files, pid: u32) -> Result<Vec<Pages>> {
 impl Holdings for Resident {
     fn text(&self) -> String {
         let mut text = String::new();
-        for OfTask { pid, runs } in &self.0 {
+        for TaskRuns { pid, runs } in &self.0 {
             text += &format!("{pid}\n");
             for Pages { start, count, goes_on, areas } in runs {
                 let mut column = format!("{start:x} / {count}");
-                let shown = areas.iter().map(|Area { start, pages, name }| {
+                let shown = areas.iter().map(|CountedArea { start, pages, name }| {
                     let name = name.as_ref().map(|name| format!(" {}", printable(name)));
                     format!("{start:08x} / {pages:<8}{}", name.unwrap_or_default())
                 });
@@ -91,7 +91,7 @@ impl Holdings for Resident {
     }
 
     fn tasks(&self) -> Vec<Json> {
-        let object = |OfTask { pid, runs }: &OfTask| {
+        let object = |TaskRuns { pid, runs }: &TaskRuns| {
             let pages: Vec<Json> = runs.iter().map(as_json).collect();
             json!({ "pid": pid, "pages": pages })
         };
@@ -100,7 +100,7 @@ impl Holdings for Resident {
 }
 
 fn as_json(run: &Pages) -> Json {
-    let area = |Area { start, pages, name }: &Area| json!({ "start": hex(*start), "pages": pages, "name": name });
+    let area = |CountedArea { start, pages, name }: &CountedArea| json!({ "start": hex(*start), "pages": pages, "name": name });
     let areas: Vec<Json> = run.areas.iter().map(area).collect();
     json!({
         "start": hex(run.start), "count": run.count, "continues": run.goes_on, "areas": areas,

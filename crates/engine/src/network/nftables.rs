@@ -5,7 +5,9 @@ use std::fmt::Write as _;
 
 use torpor_images::lock::FAMILY;
 pub(super) use torpor_images::lock::{is_table as is_lock, table};
-use torpor_kernel::netlink::{Attributes, Body, NETFILTER, NFTA_TABLE_NAME, Socket, of_netfilter};
+use torpor_kernel::netlink::{
+    Body, NETFILTER, NFTA_TABLE_NAME, NetlinkAttributes, Socket, of_netfilter,
+};
 use torpor_sys::number::byte;
 
 use super::rules::{Commands, MARK, Scope, argv};
@@ -137,7 +139,7 @@ fn keys(socket: &mut Socket, table: &str, set: &str) -> Result<Option<Vec<Vec<u8
     };
     let elements = listed.iter().flat_map(|some| some.attributes(HEADER).nested(LIST_ELEMENTS));
     let keys = elements.filter_map(|(_, element)| {
-        Attributes(element).nested(ELEMENT_KEY).find(DATA_VALUE).map(<[u8]>::to_vec)
+        NetlinkAttributes(element).nested(ELEMENT_KEY).find(DATA_VALUE).map(<[u8]>::to_vec)
     });
     Ok(Some(keys.collect()))
 }

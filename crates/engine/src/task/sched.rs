@@ -6,7 +6,7 @@ use rustix::process::Pid;
 use torpor_images::proto::ThreadCoreEntry;
 use torpor_policy::Scheduling;
 use torpor_policy::scheduling::Class;
-use torpor_sys::sched::{Attributes, affinity, attributes, set_affinity, set_attributes};
+use torpor_sys::sched::{SchedulingAttributes, affinity, attributes, set_affinity, set_attributes};
 use torpor_tracee::Tracee;
 
 use crate::cgroup;
@@ -66,7 +66,10 @@ fn is_fair(policy: u32) -> bool {
 }
 
 /// The clamps of a thread, unless they are those that it has by itself. The kernel does not tell who has chosen them.
-fn chosen_clamps(now: &Attributes, least_of_real_time: Option<u32>) -> Option<(u32, u32)> {
+fn chosen_clamps(
+    now: &SchedulingAttributes,
+    least_of_real_time: Option<u32>,
+) -> Option<(u32, u32)> {
     /// `SCHED_CAPACITY_SCALE`: a whole processor.
     const WHOLE: u32 = 1024;
     let least = least_of_real_time?;
@@ -162,7 +165,7 @@ fn restore_clamps(husk: &Tracee, wanted: Option<(u32, u32)>) -> Result<()> {
         return Ok(());
     }
     let (min, max) = wanted.unwrap_or((u32::MAX, u32::MAX));
-    match set_attributes(tid, &Attributes::of_clamps(min, max)) {
+    match set_attributes(tid, &SchedulingAttributes::of_clamps(min, max)) {
         Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {
             tracing::warn!("task {tid}: this kernel has no clamps of utilization (sched_setattr)");
             Ok(())
@@ -194,7 +197,7 @@ mod tests {
     #[test]
     fn clamps_are_told_from_those_that_everyone_has() {
         let of = |policy, util_min, util_max| {
-            let mut now = Attributes::of_clamps(util_min, util_max);
+            let mut now = SchedulingAttributes::of_clamps(util_min, util_max);
             now.policy = policy;
             [None, Some(1024)].map(|least| chosen_clamps(&now, least))
         };

@@ -14,7 +14,7 @@ use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Salt};
 use bech32::{Bech32, Hrp};
 use zeroize::Zeroizing;
 
-use super::{Error, Result, key_from};
+use super::{KeyError, Result, key_from};
 use crate::header::Stanza;
 use crate::secret::MasterKey;
 
@@ -57,8 +57,10 @@ impl AgeRecipient {
     /// # Errors
     /// If the text is no recipient of age: mistyped, or cut.
     pub fn parse(text: &str) -> Result<Self> {
-        let wrong =
-            |reason: &str| Error::Spec { what: super::error::shown(text), reason: reason.into() };
+        let wrong = |reason: &str| KeyError::Spec {
+            what: super::error::shown(text),
+            reason: reason.into(),
+        };
         let bytes = decode(RECIPIENT, text)
             .ok_or_else(|| wrong("this is no recipient of age: it is mistyped or cut"))?;
         Ok(Self(*bytes))
@@ -127,7 +129,7 @@ impl AgeIdentity {
     }
 }
 
-const CIPHER: Error = Error::Cipher { what: "wrapping a key by X25519" };
+const CIPHER: KeyError = KeyError::Cipher { what: "wrapping a key by X25519" };
 
 fn generate() -> Result<PrivateKey> {
     PrivateKey::generate(&X25519).map_err(|_| CIPHER)

@@ -11,7 +11,7 @@ use zeroize::Zeroizing;
 
 use super::hpke::{self, Curve};
 use super::rsa::RsaIdentity;
-use super::{Error, Result, read};
+use super::{KeyError, Result, read};
 
 /// What a PKCS#8 file of an X25519 key begins with, RFC 8410; the key follows.
 const X25519_PKCS8: &[u8] = &[
@@ -28,7 +28,7 @@ pub(crate) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> 
 }
 
 pub(super) fn certificates_in(path: &Path, bytes: &[u8]) -> Result<Vec<CertificateDer<'static>>> {
-    let wrong = |reason: &str| Error::Content { path: path.into(), reason: reason.into() };
+    let wrong = |reason: &str| KeyError::Content { path: path.into(), reason: reason.into() };
     if bytes.first() == Some(&SEQUENCE) {
         return Ok(vec![CertificateDer::from(bytes.to_vec())]);
     }
@@ -51,7 +51,7 @@ pub(crate) fn private_key(path: &Path) -> Result<PrivateKey> {
 }
 
 pub(super) fn private_key_in(path: &Path, bytes: &[u8]) -> Result<PrivateKey> {
-    let wrong = |reason: &str| Error::Content { path: path.into(), reason: reason.into() };
+    let wrong = |reason: &str| KeyError::Content { path: path.into(), reason: reason.into() };
     if bytes.first() == Some(&SEQUENCE) {
         let key = PrivateKeyDer::try_from(bytes.to_vec());
         return key.map(Zeroizing::new).map_err(|_| wrong("this is no private key"));

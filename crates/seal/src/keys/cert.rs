@@ -15,7 +15,7 @@ use webpki::{
 use x509_parser::prelude::{ASN1Time, FromDer, X509Certificate};
 
 use super::error::shown;
-use super::{Error, Result, armor, read};
+use super::{KeyError, Result, armor, read};
 
 /// What a certificate is to be used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +71,7 @@ impl Certificate {
     /// # Errors
     /// If the file cannot be read, or holds no certificate.
     pub fn load(path: &Path) -> Result<Self> {
-        let wrong = |reason| Error::Content { path: path.into(), reason };
+        let wrong = |reason| KeyError::Content { path: path.into(), reason };
         Self::new(armor::certificates(path)?).map_err(wrong)
     }
 
@@ -127,10 +127,13 @@ impl Certificate {
 
     fn check_time(&self, now: i64) -> Result<()> {
         if now > self.not_after {
-            return Err(Error::Expired { subject: self.subject.clone(), since: self.not_after() });
+            return Err(KeyError::Expired {
+                subject: self.subject.clone(),
+                since: self.not_after(),
+            });
         }
         if now < self.not_before {
-            return Err(Error::NotYetValid {
+            return Err(KeyError::NotYetValid {
                 subject: self.subject.clone(),
                 from: self.not_before(),
             });
@@ -170,7 +173,7 @@ impl Trust {
         let mut trust = Self::default();
         for path in authorities {
             for der in armor::certificates(path)? {
-                let anchor = anchor_from_trusted_cert(&der).map_err(|e| Error::Content {
+                let anchor = anchor_from_trusted_cert(&der).map_err(|e| KeyError::Content {
                     path: path.clone(),
                     reason: format!("this is no certificate of an authority ({e})"),
                 })?;
@@ -182,7 +185,7 @@ impl Trust {
             trust.revoked.extend(revocation_lists(path)?);
         }
         match revocations.first() {
-            Some(path) if trust.is_empty() => Err(Error::Content {
+            Some(path) if trust.is_empty() => Err(KeyError::Content {
                 path: path.clone(),
                 reason: "a list of revocations is of no use without its authority: name that with \
                          --trust"
@@ -223,7 +226,7 @@ impl Trust {
             && !certificate.allows[purpose as usize]
         {
             let use_ = if purpose == Purpose::Sealing { "sealing" } else { "signing" };
-            return Err(Error::Untrusted {
+            return Err(KeyError::Untrusted {
                 subject: certificate.subject.clone(),
                 reason: format!("its key usage does not allow {use_}"),
             });
@@ -282,10 +285,10 @@ impl ExtendedKeyUsageValidator for AnyExtendedUsage {
     }
 }
 
-fn refusal(certificate: &Certificate, error: &webpki::Error) -> Error {
+fn refusal(certificate: &Certificate, error: &webpki::Error) -> KeyError {
     let subject = certificate.subject.clone();
     let reason = match error {
-        webpki::Error::CertRevoked => return Error::Revoked { subject },
+        webpki::Error::CertRevoked => return KeyError::Revoked { subject },
         // Its own time was looked at before.
         webpki::Error::CertExpired { .. } => {
             "a certificate on the way to its authority has expired"
@@ -300,16 +303,16 @@ fn refusal(certificate: &Certificate, error: &webpki::Error) -> Error {
         webpki::Error::UnsupportedCertVersion => {
             "it has no extensions: certificates of version 1 cannot be checked"
         }
-        other => return Error::Untrusted { subject, reason: other.to_string() },
+        other => return KeyError::Untrusted { subject, reason: other.to_string() },
     };
-    Error::Untrusted { subject, reason: reason.into() }
+    KeyError::Untrusted { subject, reason: reason.into() }
 }
 
 /// The lists of revocations in a file.
 fn revocation_lists(path: &Path) -> Result<Vec<CertRevocationList<'static>>> {
     use rustls_pki_types::CertificateRevocationListDer;
     use rustls_pki_types::pem::PemObject;
-    let wrong = |reason: String| Error::Content { path: path.into(), reason };
+    let wrong = |reason: String| KeyError::Content { path: path.into(), reason };
     let bytes = read(path)?;
     let mut lists: Vec<CertificateRevocationListDer<'static>> = Vec::new();
     if bytes.starts_with(b"\x30") {

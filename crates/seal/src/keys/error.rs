@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 /// The result of an operation with keys.
-pub type Result<T, E = Error> = std::result::Result<T, E>;
+pub type Result<T, E = KeyError> = std::result::Result<T, E>;
 
 /// What is wrong with a key, a certificate or a provider.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum KeyError {
     /// A file cannot be read.
     #[error("{}: {source}", path.display())]
     File {

@@ -12,7 +12,7 @@ use rustls::crypto::hpke::{EncapsulatedSecret, Hpke, HpkePrivateKey, HpkePublicK
 use zeroize::Zeroizing;
 
 use super::recipient::{Fingerprint, fingerprint};
-use super::{Error, Result, key_from};
+use super::{KeyError, Result, key_from};
 use crate::header::Stanza;
 use crate::secret::MasterKey;
 
@@ -93,7 +93,7 @@ impl HpkeRecipient {
             .curve
             .suite()
             .seal(INFO, binding, key.expose(), &public)
-            .map_err(|_| Error::Cipher { what: "wrapping a key by HPKE" })?;
+            .map_err(|_| KeyError::Cipher { what: "wrapping a key by HPKE" })?;
         let args = vec![self.fingerprint().to_vec(), share.0];
         Ok(Stanza { kind: self.kind().into(), args, body })
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::armor::{self, OpeningKey};
 use super::provider::{self, Provider};
 use super::recipient::{described, hex};
-use super::{AgeIdentity, Error, Result, age, read, rsa};
+use super::{AgeIdentity, KeyError, Result, age, read, rsa};
 use crate::header::Stanza;
 use crate::secret::MasterKey;
 
@@ -16,10 +16,10 @@ const AGE_PREFIX: &str = "AGE-SECRET-KEY-";
 
 /// A secret key, or a command that has one.
 #[derive(Debug)]
-pub struct Identity(Kind);
+pub struct Identity(IdentityKind);
 
 #[derive(Debug)]
-enum Kind {
+enum IdentityKind {
     Age(AgeIdentity),
     Key(OpeningKey),
     Provider(Provider),
@@ -38,7 +38,7 @@ impl Source {
             return Ok(Self::Provider(Provider::parse(command)?));
         }
         if spec.starts_with(AGE_PREFIX) {
-            return Err(Error::Spec {
+            return Err(KeyError::Spec {
                 what: format!("{AGE_PREFIX}…"),
                 reason:
                     "anyone can read a key on a command line: put it into a file, and name that"
@@ -51,13 +51,15 @@ impl Source {
     /// A file, by a path that holds whatever the current directory is when it is read.
     fn file(path: &Path) -> Result<Self> {
         let whole = std::path::absolute(path);
-        whole.map(Self::File).map_err(|source| Error::File { path: path.into(), source })
+        whole.map(Self::File).map_err(|source| KeyError::File { path: path.into(), source })
     }
 
     fn load(&self) -> Result<Vec<Identity>> {
         match self {
             Self::File(path) => Identity::from_file(path),
-            Self::Provider(provider) => Ok(vec![Identity(Kind::Provider(provider.clone()))]),
+            Self::Provider(provider) => {
+                Ok(vec![Identity(IdentityKind::Provider(provider.clone()))])
+            }
         }
     }
 }
@@ -74,7 +76,7 @@ impl Identity {
 
     fn from_file(path: &Path) -> Result<Vec<Self>> {
         let bytes = read(path)?;
-        let wrong = |reason: &str| Error::Content { path: path.into(), reason: reason.into() };
+        let wrong = |reason: &str| KeyError::Content { path: path.into(), reason: reason.into() };
         let text = std::str::from_utf8(&bytes).unwrap_or_default();
         let lines = text.lines().map(str::trim).filter(|line| line.starts_with(AGE_PREFIX));
         let lines: Vec<&str> = lines.take(MAX_IN_FILE + 1).collect();
@@ -83,13 +85,13 @@ impl Identity {
         }
         if !lines.is_empty() {
             let parsed = lines.into_iter().map(AgeIdentity::parse);
-            return parsed.map(|id| Ok(Self(Kind::Age(id.map_err(wrong)?)))).collect();
+            return parsed.map(|id| Ok(Self(IdentityKind::Age(id.map_err(wrong)?)))).collect();
         }
         let der = armor::private_key_in(path, &bytes)?;
         let key = armor::opening_key(&der).ok_or_else(|| {
             wrong("this key cannot open: keys of RSA (2048 bits or more), P-256, P-384 and X25519 can")
         })?;
-        Ok(vec![Self(Kind::Key(key))])
+        Ok(vec![Self(IdentityKind::Key(key))])
     }
 
     /// Unwraps `stanza`, if it is for this identity.
@@ -99,35 +101,35 @@ impl Identity {
     pub fn unwrap(&self, stanza: &Stanza, binding: &[u8]) -> Result<Option<MasterKey>> {
         let name = stanza.args.first().map(Vec::as_slice);
         let opened = match &self.0 {
-            Kind::Age(identity) if stanza.kind == age::KIND => {
+            IdentityKind::Age(identity) if stanza.kind == age::KIND => {
                 return Ok(identity.unwrap(stanza, binding));
             }
-            Kind::Key(OpeningKey::Rsa(key))
+            IdentityKind::Key(OpeningKey::Rsa(key))
                 if stanza.kind == rsa::KIND && name == Some(key.fingerprint().as_slice()) =>
             {
                 key.unwrap(stanza, binding)
             }
-            Kind::Key(OpeningKey::Hpke(key))
+            IdentityKind::Key(OpeningKey::Hpke(key))
                 if stanza.kind == key.kind() && name == Some(key.fingerprint().as_slice()) =>
             {
                 key.unwrap(stanza, binding)
             }
-            Kind::Provider(provider) if provider.owns(stanza) => {
+            IdentityKind::Provider(provider) if provider.owns(stanza) => {
                 Some(provider.unwrap(stanza, binding)?)
             }
             _ => return Ok(None),
         };
-        opened.map(Some).ok_or_else(|| Error::Damaged { identity: self.name() })
+        opened.map(Some).ok_or_else(|| KeyError::Damaged { identity: self.name() })
     }
 
     /// How keys are wrapped for it.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match &self.0 {
-            Kind::Age(_) => age::KIND,
-            Kind::Key(OpeningKey::Rsa(_)) => rsa::KIND,
-            Kind::Key(OpeningKey::Hpke(key)) => key.kind(),
-            Kind::Provider(_) => provider::KIND,
+            IdentityKind::Age(_) => age::KIND,
+            IdentityKind::Key(OpeningKey::Rsa(_)) => rsa::KIND,
+            IdentityKind::Key(OpeningKey::Hpke(key)) => key.kind(),
+            IdentityKind::Provider(_) => provider::KIND,
         }
     }
 
@@ -135,10 +137,10 @@ impl Identity {
     #[must_use]
     pub fn name(&self) -> String {
         match &self.0 {
-            Kind::Age(identity) => identity.recipient().to_string(),
-            Kind::Key(OpeningKey::Rsa(key)) => hex(key.fingerprint()),
-            Kind::Key(OpeningKey::Hpke(key)) => hex(key.fingerprint()),
-            Kind::Provider(provider) => provider.name(),
+            IdentityKind::Age(identity) => identity.recipient().to_string(),
+            IdentityKind::Key(OpeningKey::Rsa(key)) => hex(key.fingerprint()),
+            IdentityKind::Key(OpeningKey::Hpke(key)) => hex(key.fingerprint()),
+            IdentityKind::Provider(provider) => provider.name(),
         }
     }
 }
@@ -180,7 +182,7 @@ impl Identities {
     /// other identity opens.
     pub fn unwrap(&self, stanzas: &[Stanza], binding: &[u8]) -> Result<MasterKey> {
         if self.is_empty() {
-            return Err(Error::NoIdentity);
+            return Err(KeyError::NoIdentity);
         }
         let mut failed = None;
         for source in &self.0 {
@@ -191,7 +193,7 @@ impl Identities {
             }
         }
         let recipients: Vec<String> = stanzas.iter().map(described).collect();
-        Err(failed.unwrap_or(Error::NotForUs { recipients: recipients.join(", ") }))
+        Err(failed.unwrap_or(KeyError::NotForUs { recipients: recipients.join(", ") }))
     }
 }
 

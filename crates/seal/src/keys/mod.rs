@@ -24,7 +24,7 @@ mod rsa;
 pub use age::{AgeIdentity, AgeRecipient};
 pub(crate) use cert::Purpose;
 pub use cert::{Certificate, Trust};
-pub use error::{Error, Result};
+pub use error::{KeyError, Result};
 pub use identity::{Identities, Identity};
 pub use recipient::{Recipient, described};
 
@@ -42,7 +42,7 @@ const MAX_FILE: u64 = 4 << 20;
 /// A whole file of keys or certificates.
 pub(crate) fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>> {
     use std::io::Read;
-    let failed = |source| Error::File { path: path.into(), source };
+    let failed = |source| KeyError::File { path: path.into(), source };
     let file = std::fs::File::open(path).map_err(failed)?;
     // The first allocation is large enough: growing would leave copies behind.
     let size = file.metadata().map_err(failed)?.len().min(MAX_FILE) + 1;

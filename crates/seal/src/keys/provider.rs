@@ -37,7 +37,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use zeroize::Zeroizing;
 
 use super::error::shown;
-use super::{Error, Result, key_from};
+use super::{KeyError, Result, key_from};
 use crate::header::Stanza;
 use crate::secret::MasterKey;
 
@@ -85,7 +85,7 @@ impl Provider {
         let (program, key) = text.split_once(':').unwrap_or((text, ""));
         let provider = Self { program: program.into(), key: key.to_owned(), timeout: TIMEOUT };
         if !Path::new(program).is_absolute() || provider.base().is_empty() {
-            return Err(Error::Spec {
+            return Err(KeyError::Spec {
                 what: format!("{PREFIX}{text}"),
                 reason: "a key provider is named by its absolute path: provider:/PROGRAM[:KEY]"
                     .into(),
@@ -144,8 +144,8 @@ impl Provider {
             .ok_or_else(|| self.failed("its answer holds no \"secret\" of 32 bytes in base64"))
     }
 
-    fn failed(&self, reason: impl Into<String>) -> Error {
-        Error::Provider { program: self.program.display().to_string(), reason: reason.into() }
+    fn failed(&self, reason: impl Into<String>) -> KeyError {
+        KeyError::Provider { program: self.program.display().to_string(), reason: reason.into() }
     }
 
     fn ask(&self, request: &Request<'_>) -> Result<Answer> {

@@ -11,7 +11,7 @@ use super::error::shown;
 use super::hpke::{Curve, HpkeRecipient};
 use super::provider::{self, Provider};
 use super::rsa::RsaRecipient;
-use super::{AgeRecipient, Certificate, Error, Result, Trust, age, armor, read, rsa};
+use super::{AgeRecipient, Certificate, KeyError, Result, Trust, age, armor, read, rsa};
 use crate::header::Stanza;
 use crate::secret::MasterKey;
 
@@ -22,10 +22,10 @@ const MAX_IN_FILE: usize = 64;
 
 /// Somebody who can open what is sealed.
 #[derive(Debug)]
-pub struct Recipient(Kind);
+pub struct Recipient(RecipientKind);
 
 #[derive(Debug)]
-enum Kind {
+enum RecipientKind {
     Age(AgeRecipient),
     Rsa(Certificate, RsaRecipient),
     Hpke(Certificate, HpkeRecipient),
@@ -40,10 +40,10 @@ impl Recipient {
     /// If the text is none of these, or the file cannot be read.
     pub fn parse(spec: &str) -> Result<Vec<Self>> {
         if let Some(command) = spec.strip_prefix(provider::PREFIX) {
-            return Ok(vec![Self(Kind::Provider(Provider::parse(command)?))]);
+            return Ok(vec![Self(RecipientKind::Provider(Provider::parse(command)?))]);
         }
         if spec.starts_with("age1") {
-            return Ok(vec![Self(Kind::Age(AgeRecipient::parse(spec)?))]);
+            return Ok(vec![Self(RecipientKind::Age(AgeRecipient::parse(spec)?))]);
         }
         Self::from_file(Path::new(spec))
     }
@@ -54,7 +54,7 @@ impl Recipient {
     /// If the file cannot be read, or holds neither.
     pub fn from_file(path: &Path) -> Result<Vec<Self>> {
         let bytes = read(path)?;
-        let wrong = |reason: String| Error::Content { path: path.into(), reason };
+        let wrong = |reason: String| KeyError::Content { path: path.into(), reason };
         let lines = std::str::from_utf8(&bytes)
             .ok()
             .filter(|text| text.lines().any(|line| line.starts_with("age1")));
@@ -70,14 +70,16 @@ impl Recipient {
         }
         let parsed = lines.into_iter().map(AgeRecipient::parse);
         parsed
-            .map(|recipient| Ok(Self(Kind::Age(recipient.map_err(|e| wrong(e.to_string()))?))))
+            .map(|recipient| {
+                Ok(Self(RecipientKind::Age(recipient.map_err(|e| wrong(e.to_string()))?)))
+            })
             .collect()
     }
 
     fn from_certificate(certificate: Certificate) -> Result<Self, String> {
         match certificate.public_key(key_of).ok_or("the certificate is damaged")?? {
-            PublicKey::Rsa(key) => Ok(Self(Kind::Rsa(certificate, key))),
-            PublicKey::Hpke(key) => Ok(Self(Kind::Hpke(certificate, key))),
+            PublicKey::Rsa(key) => Ok(Self(RecipientKind::Rsa(certificate, key))),
+            PublicKey::Hpke(key) => Ok(Self(RecipientKind::Hpke(certificate, key))),
         }
     }
 
@@ -99,10 +101,10 @@ impl Recipient {
     /// If a provider fails, or a public key is unusable.
     pub fn wrap(&self, key: &MasterKey, binding: &[u8]) -> Result<Stanza> {
         match &self.0 {
-            Kind::Age(recipient) => recipient.wrap(key.expose(), binding),
-            Kind::Rsa(_, recipient) => recipient.wrap(key, binding),
-            Kind::Hpke(_, recipient) => recipient.wrap(key, binding),
-            Kind::Provider(provider) => provider.wrap(key, binding),
+            RecipientKind::Age(recipient) => recipient.wrap(key.expose(), binding),
+            RecipientKind::Rsa(_, recipient) => recipient.wrap(key, binding),
+            RecipientKind::Hpke(_, recipient) => recipient.wrap(key, binding),
+            RecipientKind::Provider(provider) => provider.wrap(key, binding),
         }
     }
 
@@ -110,8 +112,10 @@ impl Recipient {
     #[must_use]
     pub fn certificate(&self) -> Option<&Certificate> {
         match &self.0 {
-            Kind::Rsa(certificate, _) | Kind::Hpke(certificate, _) => Some(certificate),
-            Kind::Age(_) | Kind::Provider(_) => None,
+            RecipientKind::Rsa(certificate, _) | RecipientKind::Hpke(certificate, _) => {
+                Some(certificate)
+            }
+            RecipientKind::Age(_) | RecipientKind::Provider(_) => None,
         }
     }
 
@@ -119,10 +123,10 @@ impl Recipient {
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match &self.0 {
-            Kind::Age(_) => age::KIND,
-            Kind::Rsa(..) => rsa::KIND,
-            Kind::Hpke(_, key) => key.kind(),
-            Kind::Provider(_) => provider::KIND,
+            RecipientKind::Age(_) => age::KIND,
+            RecipientKind::Rsa(..) => rsa::KIND,
+            RecipientKind::Hpke(_, key) => key.kind(),
+            RecipientKind::Provider(_) => provider::KIND,
         }
     }
 
@@ -130,10 +134,10 @@ impl Recipient {
     #[must_use]
     pub fn name(&self) -> String {
         match &self.0 {
-            Kind::Age(recipient) => recipient.to_string(),
-            Kind::Rsa(_, key) => hex(key.fingerprint()),
-            Kind::Hpke(_, key) => hex(&key.fingerprint()),
-            Kind::Provider(provider) => provider.name(),
+            RecipientKind::Age(recipient) => recipient.to_string(),
+            RecipientKind::Rsa(_, key) => hex(key.fingerprint()),
+            RecipientKind::Hpke(_, key) => hex(&key.fingerprint()),
+            RecipientKind::Provider(provider) => provider.name(),
         }
     }
 }

@@ -9,7 +9,7 @@ use aws_lc_rs::rsa::{
 use zeroize::Zeroizing;
 
 use super::recipient::{Fingerprint, fingerprint};
-use super::{Error, Result, key_from};
+use super::{KeyError, Result, key_from};
 use crate::header::Stanza;
 use crate::secret::MasterKey;
 
@@ -50,7 +50,7 @@ impl RsaRecipient {
         let mut body = vec![0; self.key.ciphertext_size()];
         self.key
             .encrypt(&OAEP_SHA256_MGF1SHA256, key.expose(), &mut body, Some(binding))
-            .map_err(|_| Error::Cipher { what: "wrapping a key by RSA-OAEP" })?;
+            .map_err(|_| KeyError::Cipher { what: "wrapping a key by RSA-OAEP" })?;
         Ok(Stanza { kind: KIND.into(), args: vec![self.fingerprint.to_vec()], body })
     }
 }

@@ -17,7 +17,7 @@ use webpki::aws_lc_rs::{
     ECDSA_P256_SHA256, ECDSA_P384_SHA384, ED25519, RSA_PSS_2048_8192_SHA256_LEGACY_KEY,
 };
 
-use crate::keys::{self, Certificate, Error, Purpose, Result, Trust};
+use crate::keys::{self, Certificate, KeyError, Purpose, Result, Trust};
 
 /// Stands before whatever is signed.
 const CONTEXT: &[u8] = b"torpor seal v1 manifest signature\0";
@@ -98,7 +98,7 @@ impl Signer {
     /// If they cannot be read or do not belong together; if the certificate is expired, not
     /// yet valid, revoked or untrusted.
     pub fn load(key: &Path, certificate: &Path, trust: &Trust) -> Result<Self> {
-        let wrong = |path: &Path, reason: String| Error::Content { path: path.into(), reason };
+        let wrong = |path: &Path, reason: String| KeyError::Content { path: path.into(), reason };
         let der = keys::private_key(key)?;
         let signing = SigningKey::new(&der).ok_or_else(|| {
             let reason = "this key cannot sign: keys of Ed25519, P-256, P-384 and RSA can";
@@ -165,7 +165,7 @@ impl SigningKey {
     }
 
     fn sign(&self, message: &[u8]) -> Result<Vec<u8>> {
-        let failed = |_| Error::Cipher { what: "signing" };
+        let failed = |_| KeyError::Cipher { what: "signing" };
         let random = SystemRandom::new();
         Ok(match self {
             Self::Ed25519(pair) => pair.sign(message).as_ref().to_vec(),
@@ -195,7 +195,7 @@ impl Signature {
     /// If not: by whom they are said to be signed, and what is wrong.
     pub fn verify(&self, bytes: &[u8], trust: &Trust) -> Result<Verified> {
         if trust.is_empty() {
-            return Err(Error::NoTrust);
+            return Err(KeyError::NoTrust);
         }
         let certificate = self.claimed()?;
         let authority = trust.check(&certificate, Some(Purpose::Signing))?;
@@ -203,7 +203,7 @@ impl Signature {
             let (name, authority) = (certificate.name().to_owned(), authority.unwrap_or_default());
             return Ok(Verified { name, authority });
         }
-        Err(Error::Signature { subject: certificate.subject().to_owned() })
+        Err(KeyError::Signature { subject: certificate.subject().to_owned() })
     }
 
     /// The certificate of the one who is said to have signed, which nobody has verified.
@@ -213,7 +213,7 @@ impl Signature {
     pub fn claimed(&self) -> Result<Certificate> {
         let chain = self.chain.iter().map(|der| CertificateDer::from(der.clone())).collect();
         Certificate::new(chain)
-            .map_err(|reason| Error::Spec { what: "the signature".into(), reason })
+            .map_err(|reason| KeyError::Spec { what: "the signature".into(), reason })
     }
 
     fn fits(&self, bytes: &[u8], certificate: &Certificate) -> bool {

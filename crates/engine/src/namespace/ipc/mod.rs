@@ -15,7 +15,7 @@ use std::os::fd::AsFd;
 use torpor_images::proto::IpcDescEntry;
 use torpor_images::{ImageDir, kind};
 use torpor_policy::ipc::{IpcSetup, Object};
-use torpor_sys::ipc::Owner;
+use torpor_sys::ipc::ObjectOwner;
 
 use super::{Namespaces, run_in};
 use crate::error::{Context, Error, Result};
@@ -149,9 +149,9 @@ fn table<T>(name: &str, each: impl Fn(&TableRow<'_>) -> Result<T>) -> Result<Vec
 }
 
 /// Owner and mode as the kernel of the host takes them.
-fn owner(object: &Object, maps: &IdMaps) -> Result<Owner> {
+fn owner(object: &Object, maps: &IdMaps) -> Result<ObjectOwner> {
     let (uid, gid) = here(object.owner, maps)?;
-    Ok(Owner { uid, gid, mode: object.mode })
+    Ok(ObjectOwner { uid, gid, mode: object.mode })
 }
 
 /// A user and a group as the kernel of the host takes them.

@@ -12,7 +12,7 @@ use rustix::fs::{Dir, MemfdFlags, Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 use torpor_images::proto::{MqueueEntry, MqueueMessage};
 use torpor_policy::ipc::PosixQueue;
-use torpor_sys::mqueue::{self, Attributes};
+use torpor_sys::mqueue::{self, QueueAttributes};
 use torpor_sys::process::Status;
 
 use super::here;
@@ -165,7 +165,7 @@ pub(super) fn restore(queues: &[PosixQueue], maps: &IdMaps) -> Result<()> {
         let name = CString::new(planned.name.clone());
         let name = name.map_err(|_| Error::invalid("ipcns-var", what()))?;
         let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-        let new = Attributes::new(number(planned.max_messages), number(planned.message_size));
+        let new = QueueAttributes::new(number(planned.max_messages), number(planned.message_size));
         let (uid, gid) = here(planned.owner, maps)?;
         let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR | libc::O_NONBLOCK;
         let queue = torpor_sys::ipc::with_effective_ids(uid, gid, || {

@@ -84,7 +84,7 @@ fn populate() -> Vec<i32> {
     write_at(sparse, 64 * MIB + 200, b"tail");
     let private = ipc::with_effective_ids(33, 44, || ipc::shm_create(0, 5000, 0o600)).unwrap();
     write_at(private, 4096, b"page");
-    ipc::shm_set_owner(private, ipc::Owner { uid: 55, gid: 66, mode: 0o644 }).unwrap();
+    ipc::shm_set_owner(private, ipc::ObjectOwner { uid: 55, gid: 66, mode: 0o644 }).unwrap();
     let set = ipc::sem_create(-7, 10, 0o606).unwrap();
     ipc::sem_set_values(set, &(100..110).collect::<Vec<u16>>()).unwrap();
     ipc::sem_create(0, 1, 0o600).unwrap();
@@ -92,7 +92,7 @@ fn populate() -> Vec<i32> {
     ipc::msg_send(queue, 3, b"three").unwrap();
     ipc::msg_send(queue, 1, b"").unwrap();
     ipc::msg_send(queue, i64::MAX, &[7; 9000]).unwrap();
-    ipc::msg_set(queue, ipc::Owner { uid: 1, gid: 2, mode: 0o622 }, 12000).unwrap();
+    ipc::msg_set(queue, ipc::ObjectOwner { uid: 1, gid: 2, mode: 0o622 }, 12000).unwrap();
     std::fs::write("/proc/sys/kernel/sem_next_id", "1111").unwrap();
     vec![sparse, private]
 }
@@ -141,7 +141,7 @@ fn objects_come_back_with_ids_keys_owners_and_contents() {
 fn posix_message_queues_are_made_again() {
     let dir = tempfile::tempdir().unwrap();
     let make = || {
-        let new = mqueue::Attributes::new(4, 99);
+        let new = mqueue::QueueAttributes::new(4, 99);
         let flags = libc::O_CREAT | libc::O_RDWR;
         let queue = mqueue::open(c"torpor-test", flags, 0o640, Some(&new)).unwrap();
         rustix::fs::fchmod(&queue, rustix::fs::Mode::from_raw_mode(0o642)).unwrap();

@@ -169,12 +169,12 @@ impl Bases {
         let unbindable = mount.flags & libc::MS_UNBINDABLE;
         let propagation = if unbindable == 0 { libc::MS_PRIVATE } else { unbindable };
         let mounted =
-            copy(torpor_sys::mount::Attributes { propagation, ..attributes(mount.flags) })?;
+            copy(torpor_sys::mount::MountAttributes { propagation, ..attributes(mount.flags) })?;
         let bare = libc::MS_PRIVATE;
         // Nobody writes to this host's files where the tasks cannot.
         let kept = if open.made || self.write_read_only { 0 } else { libc::MS_RDONLY };
         let flags = attributes(mount.flags & kept);
-        let alone = copy(torpor_sys::mount::Attributes { propagation: bare, ..flags })?;
+        let alone = copy(torpor_sys::mount::MountAttributes { propagation: bare, ..flags })?;
         Ok(Copy { mounted, alone, revived })
     }
 

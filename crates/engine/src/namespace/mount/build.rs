@@ -292,7 +292,8 @@ pub(super) fn share(
             None => bases.fresh(group.base)?,
         };
         let change = |propagation| {
-            let attributes = torpor_sys::mount::Attributes { propagation, ..Default::default() };
+            let attributes =
+                torpor_sys::mount::MountAttributes { propagation, ..Default::default() };
             torpor_sys::mount::set_attributes(base.as_fd(), false, attributes).context(what)
         };
         match group.master.map(|m| made.get(&m)) {

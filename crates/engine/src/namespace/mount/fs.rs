@@ -167,7 +167,7 @@ const MOUNT_FLAGS: &[(u64, u64)] = &[
 
 /// The attributes that give a mount exactly these `MS_*` flags.
 #[must_use]
-pub(super) fn attributes(flags: u64) -> torpor_sys::mount::Attributes {
+pub(super) fn attributes(flags: u64) -> torpor_sys::mount::MountAttributes {
     let all = MOUNT_FLAGS.iter().fold(libc::MOUNT_ATTR__ATIME, |all, (_, attr)| all | attr);
     let mut set = MOUNT_FLAGS
         .iter()
@@ -178,7 +178,7 @@ pub(super) fn attributes(flags: u64) -> torpor_sys::mount::Attributes {
         "strictatime" => libc::MOUNT_ATTR_STRICTATIME,
         _ => libc::MOUNT_ATTR_RELATIME,
     };
-    torpor_sys::mount::Attributes { set, clear: all, propagation: 0 }
+    torpor_sys::mount::MountAttributes { set, clear: all, propagation: 0 }
 }
 
 #[cfg(test)]

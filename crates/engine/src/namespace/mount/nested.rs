@@ -274,7 +274,7 @@ pub(crate) fn make_nested(
                     clone(at.as_fd()).context(what)?
                 }
             };
-            let private = torpor_sys::mount::Attributes {
+            let private = torpor_sys::mount::MountAttributes {
                 propagation: libc::MS_PRIVATE,
                 ..attributes(mount.flags)
             };
@@ -296,8 +296,10 @@ pub(crate) fn make_nested(
     }
     for (space, id) in shared {
         let Some(mount) = placed.mounts.get(&id) else { continue };
-        let attributes =
-            torpor_sys::mount::Attributes { propagation: libc::MS_SHARED, ..Default::default() };
+        let attributes = torpor_sys::mount::MountAttributes {
+            propagation: libc::MS_SHARED,
+            ..Default::default()
+        };
         run_in(&[space.as_fd()], || {
             torpor_sys::mount::set_attributes(mount.as_fd(), false, attributes)
                 .context(|| format!("share mount {id}"))

@@ -255,7 +255,7 @@ fn late(
             below: mount.root.clone(),
             parent: dup(on(parent)?)?,
             place: tree.place(index).to_owned(),
-            attributes: torpor_sys::mount::Attributes {
+            attributes: torpor_sys::mount::MountAttributes {
                 propagation: libc::MS_PRIVATE,
                 ..attributes(mount.flags)
             },

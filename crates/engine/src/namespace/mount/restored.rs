@@ -112,7 +112,7 @@ pub(super) struct Late {
     /// Its place there.
     pub place: PathBuf,
     /// Its flags.
-    pub attributes: torpor_sys::mount::Attributes,
+    pub attributes: torpor_sys::mount::MountAttributes,
 }
 
 impl Late {

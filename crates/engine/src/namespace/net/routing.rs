@@ -8,7 +8,7 @@ use libc::{
     RTA_VIA, RTN_UNICAST, RTPROT_KERNEL, RTPROT_REDIRECT,
 };
 use torpor_images::ImageDir;
-use torpor_kernel::netlink::{Attributes, Message, ROUTE, Socket, half, word};
+use torpor_kernel::netlink::{Message, NetlinkAttributes, ROUTE, Socket, half, word};
 use torpor_policy::collect::{self, Addresses};
 use torpor_policy::network::{NetDevice, Network};
 
@@ -183,10 +183,10 @@ fn route(message: &Message, addresses: &Addresses) -> Option<Item> {
 }
 
 /// The devices and gateways of a route, as they are in its message.
-fn hops(route: Attributes<'_>) -> Vec<Vec<u8>> {
+fn hops(route: NetlinkAttributes<'_>) -> Vec<Vec<u8>> {
     /// `struct rtnexthop`: length, flags, weight, device; then attributes.
     const RTNEXTHOP: usize = 8;
-    let hop = |device: Option<u32>, attributes: Attributes<'_>| {
+    let hop = |device: Option<u32>, attributes: NetlinkAttributes<'_>| {
         let through = [RTA_GATEWAY, RTA_VIA].map(|kind| attributes.find(kind).unwrap_or_default());
         [&device.unwrap_or(0).to_ne_bytes()[..], &through.concat()].concat()
     };
@@ -196,7 +196,7 @@ fn hops(route: Attributes<'_>) -> Vec<Vec<u8>> {
     let mut all = vec![];
     while let Some(this) = half(rest, 0).and_then(|len| rest.get(..usize::from(len))) {
         let Some(attributes) = this.get(RTNEXTHOP..) else { break };
-        all.push(hop(word(this, 4), Attributes(attributes)));
+        all.push(hop(word(this, 4), NetlinkAttributes(attributes)));
         rest = rest.get(this.len().next_multiple_of(4)..).unwrap_or_default();
     }
     all

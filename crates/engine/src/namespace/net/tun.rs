@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::process::PidfdGetfdFlags;
 use torpor_images::proto::TunLinkEntry;
-use torpor_kernel::netlink::Attributes;
+use torpor_kernel::netlink::NetlinkAttributes;
 use torpor_policy::network::{NetDevice, Tun};
 use torpor_sys::tun;
 
@@ -38,7 +38,7 @@ const DEVICE: &str = "/dev/net/tun";
 pub(super) fn describe(
     around: &Surroundings<'_>,
     name: &str,
-    data: &Attributes<'_>,
+    data: &NetlinkAttributes<'_>,
 ) -> Result<TunLinkEntry> {
     let has = |kind| data.find(kind).and_then(|v| v.first()).is_some_and(|&on| on != 0);
     let flags = [
