@@ -28,14 +28,14 @@ const MAX_ANSWER: u64 = 1 << 16;
 
 /// Where both come from.
 #[derive(Debug)]
-pub(super) struct Keys {
+pub(super) struct KeySource {
     /// The URL of the controller.
     pub controller: String,
     /// The file with the token that is shown to it.
     pub token: PathBuf,
 }
 
-impl Keys {
+impl KeySource {
     /// The recipient that a new image is sealed for.
     ///
     /// # Errors

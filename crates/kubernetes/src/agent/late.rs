@@ -79,7 +79,7 @@ pub(super) struct LateFile {
 
 /// What comes late of a checkpoint, and for which pod.
 #[derive(Debug, Serialize, Deserialize)]
-struct Note {
+struct LateNote {
     pod: String,
     files: Vec<LateFile>,
 }
@@ -150,7 +150,7 @@ pub(super) fn prepare(dir: &Path, pod: &str) -> Result<()> {
     all_images(&files)?;
     files.iter().try_for_each(|file| file.make(dir))?;
     let logs = dir.join(LOGS);
-    let note = Note { pod: pod.to_owned(), files };
+    let note = LateNote { pod: pod.to_owned(), files };
     let bytes = serde_json::to_vec(&note).context(|| NOTE)?;
     fs::create_dir_all(&logs)
         .and_then(|()| fs::write(logs.join(NOTE), bytes))
@@ -190,7 +190,7 @@ pub(super) fn comes_late(dir: &Path) -> bool {
 
 /// How many bytes of it are still to come: the disk has not lost them yet.
 pub(super) fn to_come(dir: &Path) -> u64 {
-    let note: Option<Note> = read_json(&dir.join(LOGS).join(NOTE)).ok().flatten();
+    let note: Option<LateNote> = read_json(&dir.join(LOGS).join(NOTE)).ok().flatten();
     let files = note.into_iter().flat_map(|note| note.files);
     files.map(|file| file.missing(dir)).fold(0, u64::saturating_add)
 }
@@ -322,7 +322,7 @@ impl Late {
     /// # Errors
     /// If a file or a socket cannot be made, or what is written down makes no sense.
     pub(super) fn open(dir: &Path) -> Result<Option<Self>> {
-        let Some(Note { pod, files }) = read_json(&dir.join(LOGS).join(NOTE))? else {
+        let Some(LateNote { pod, files }) = read_json(&dir.join(LOGS).join(NOTE))? else {
             return Ok(None);
         };
         let images = all_images(&files)?;

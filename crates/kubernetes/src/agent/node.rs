@@ -15,7 +15,7 @@ use super::AgentArgs;
 use super::depot::Depot;
 use super::fetch::{Coming, FETCH};
 use super::identity::Identity;
-use super::keys::Keys;
+use super::keys::KeySource;
 use super::rounds::RoundsHere;
 use super::save::{SavedPod, Saving};
 use super::store::Store;
@@ -63,7 +63,7 @@ pub(super) struct Node {
     pub counters: Counters<11>,
     /// What it is to the programs on it.
     pub(super) machine: Machine,
-    pub(super) keys: Keys,
+    pub(super) keys: KeySource,
     /// The file with the token that is shown to other agents.
     pub(super) token: PathBuf,
     pub(super) kubelet: String,
@@ -118,7 +118,7 @@ impl Node {
             store: Store::open(&args.state.join("checkpoints"))?,
             counters: Counters::new(COUNTERS),
             machine: Machine::this(),
-            keys: Keys {
+            keys: KeySource {
                 controller: args.controller.trim_end_matches('/').to_owned(),
                 token: args.controllers_token_file.clone(),
             },

@@ -43,9 +43,9 @@ use decide::{Action, Limits, World, decide};
 use keys::{Keys, Refusal, Want};
 use lease::Lease;
 use nodes::Nodes;
-use webhook::Ask;
 #[cfg(test)]
 pub(crate) use webhook::MAKERS;
+use webhook::Permits;
 
 /// The port of controllers.
 const PORT: u16 = 9443;
@@ -347,7 +347,7 @@ struct Reviewer {
     api: Api,
 }
 
-impl Ask for Reviewer {
+impl Permits for Reviewer {
     fn may_restore(
         &self,
         user: &Value,

@@ -27,14 +27,14 @@ pub(crate) const MAKERS: [&str; 7] = [
 const WAITS_FOR_ALL: &str = "pods that give way delay each other's return; set spec.backoffLimitPerIndex to have each index wait alone";
 
 /// Who may restore: asked of the API server.
-pub(super) trait Ask {
+pub(super) trait Permits {
     /// Whether `user` (of an admission request) may `restore` a checkpoint; all of the namespace if the name is empty.
     fn may_restore(&self, user: &Value, namespace: &str, name: &str) -> Result<bool, String>;
 }
 
 /// Answers an AdmissionReview.
 #[must_use]
-pub(super) fn review(review: &Value, ask: &dyn Ask) -> Value {
+pub(super) fn review(review: &Value, ask: &dyn Permits) -> Value {
     let request = &review["request"];
     let decided = match text(request, "/kind/kind") {
         "Pod" => pod(request, ask),
@@ -57,7 +57,7 @@ pub(super) fn review(review: &Value, ask: &dyn Ask) -> Value {
 }
 
 /// A pod of ours is known to the controller, and waits behind the gate until that has decided.
-fn pod(request: &Value, ask: &dyn Ask) -> Result<Vec<Value>, String> {
+fn pod(request: &Value, ask: &dyn Permits) -> Result<Vec<Value>, String> {
     let pod = &request["object"];
     let annotations = &pod["metadata"]["annotations"];
     let is_controller = text(request, "/userInfo/username") == CONTROLLER;
@@ -101,7 +101,7 @@ fn pod(request: &Value, ask: &dyn Ask) -> Result<Vec<Value>, String> {
 }
 
 /// Whether whoever makes a pod is believed that it is of the owner that it names: it gets the memory of the one before it.
-fn stands_for_its_owner(request: &Value, ask: &dyn Ask) -> Result<bool, String> {
+fn stands_for_its_owner(request: &Value, ask: &dyn Permits) -> Result<bool, String> {
     if MAKERS.contains(&text(request, "/userInfo/username")) {
         return Ok(true);
     }
@@ -167,7 +167,7 @@ mod tests {
 
     struct Says(bool);
 
-    impl Ask for Says {
+    impl Permits for Says {
         fn may_restore(&self, _: &Value, _: &str, _: &str) -> Result<bool, String> {
             Ok(self.0)
         }

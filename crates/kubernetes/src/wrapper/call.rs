@@ -12,8 +12,8 @@ use super::words::Words;
 use crate::error::{Context, Error, Result};
 
 /// How long runc may take for what takes it milliseconds.
-pub(super) const SHORT: Limits =
-    Limits { idle: Duration::from_secs(10), whole: Duration::from_secs(60) };
+pub(super) const SHORT: CallLimits =
+    CallLimits { idle: Duration::from_secs(10), whole: Duration::from_secs(60) };
 /// How often it is looked whether a call has ended.
 const STEP: Duration = Duration::from_millis(2);
 /// How often it is looked whether it does anything.
@@ -23,7 +23,7 @@ const WEIGH: Duration = Duration::from_millis(100);
 
 /// How long a call may take. On a busy machine it takes long, and must not be given up for that.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Limits {
+pub(super) struct CallLimits {
     /// How long it may do nothing.
     pub idle: Duration,
     /// How long it may take in all.
@@ -64,7 +64,7 @@ pub(super) fn status(words: &Words, id: &str) -> String {
 ///
 /// # Errors
 /// If the program cannot be started, fails, or takes longer.
-pub(super) fn within(call: &mut Command, limits: Limits) -> Result<()> {
+pub(super) fn within(call: &mut Command, limits: CallLimits) -> Result<()> {
     within_while(call, limits, &|_| true)
 }
 
@@ -74,7 +74,7 @@ pub(super) fn within(call: &mut Command, limits: Limits) -> Result<()> {
 /// If the program cannot be started, fails, takes longer, or is not worth it.
 pub(super) fn within_while(
     call: &mut Command,
-    limits: Limits,
+    limits: CallLimits,
     worth: &dyn Fn(Duration) -> bool,
 ) -> Result<()> {
     let name = || {
@@ -176,7 +176,8 @@ mod tests {
     use super::*;
 
     fn run(script: &str, idle: u64, whole: u64) -> String {
-        let limits = Limits { idle: Duration::from_secs(idle), whole: Duration::from_secs(whole) };
+        let limits =
+            CallLimits { idle: Duration::from_secs(idle), whole: Duration::from_secs(whole) };
         let mut call = Command::new("sh");
         call.args(["-c", script]);
         within(&mut call, limits).err().map(|error| error.to_string()).unwrap_or_default()
@@ -192,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_call_that_is_not_worth_it_any_more_is_ended() {
-        let limits = Limits { idle: Duration::from_secs(600), whole: Duration::from_secs(600) };
+        let limits = CallLimits { idle: Duration::from_secs(600), whole: Duration::from_secs(600) };
         let mut call = Command::new("sh");
         call.args(["-c", "sleep 1000"]);
         let error = within_while(&mut call, limits, &|_| false).unwrap_err();

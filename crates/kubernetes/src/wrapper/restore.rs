@@ -10,7 +10,7 @@ use torpor_worker::logs;
 
 use super::ahead;
 use super::bundle::Bundle;
-use super::call::{self, Limits};
+use super::call::{self, CallLimits};
 use super::layer::Layer;
 use super::made::Made;
 use super::save;
@@ -120,7 +120,7 @@ impl Restore<'_> {
         call.env("PATH", torpor_snapshot::places::path().context(|| "PATH")?);
         call.env("CRIU_CONFIG_FILE", config).stdin(Stdio::inherit());
         let limits =
-            Limits { idle: IDLE, whole: self.until.saturating_duration_since(Instant::now()) };
+            CallLimits { idle: IDLE, whole: self.until.saturating_duration_since(Instant::now()) };
         call::within_while(&mut call, limits, &|_| self.made.is_last()).map_err(|error| {
             match logs::first_error(&work.join("restore.log")) {
                 Some(reason) => Error::new(format!("{error}: {reason}")),

@@ -14,7 +14,7 @@ use torpor_worker::logs;
 
 use super::ahead::{self, Ahead, Key};
 use super::bundle::{self, Bundle, Volume};
-use super::call::{self, Limits};
+use super::call::{self, CallLimits};
 use super::layer::{self, Layer};
 use super::restore;
 use super::sealed::Archives;
@@ -234,7 +234,7 @@ impl Save<'_> {
         call.env("PATH", torpor_snapshot::places::path().context(|| "PATH")?);
         call.env("CRIU_CONFIG_FILE", config);
         call.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let limits = Limits { idle: left, whole: left };
+        let limits = CallLimits { idle: left, whole: left };
         call::within_while(&mut call, limits, time.worth).map_err(|error| {
             match logs::first_error(&work.join("dump.log")) {
                 Some(reason) => Error::new(format!("{error}: {reason}")),
