@@ -620,6 +620,19 @@ fn circles_go_through_what_is_shown() {
     assert_eq!(imports::largest_circle(&files), ["a", "b::c"]);
 }
 
+/// Code names what is in a module below without an import. Who may see something is none.
+#[test]
+fn circles_go_through_what_is_named() {
+    let files = [
+        ("lib.rs", "mod a;"),
+        ("a/mod.rs", "mod b;\nmod c;\npub use c::shown;\nstruct A { of: b::B }"),
+        ("a/b.rs", "use super::{A, c::C};"),
+        ("a/c.rs", "pub(in crate::a) fn shown() {}\nstruct C;"),
+    ];
+    let files = files.map(|(file, text)| (file.to_owned(), text.to_owned()));
+    assert_eq!(imports::largest_circle(&files), ["a", "a::b"]);
+}
+
 /// The page with the example is the example that runs (`library.rs`); `UPDATE_DOCS=1` writes it.
 #[test]
 fn the_example_in_docs_is_the_one_that_runs() {

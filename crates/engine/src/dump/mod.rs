@@ -64,7 +64,7 @@ use crate::namespace::mount::{self, TreeMounts};
 use crate::namespace::net::FreshSettings;
 use crate::namespace::user::IdMaps;
 use crate::namespace::{
-    self, Namespace, Namespaces, NsKind, limits, nested_user, pid, pid_settings, time,
+    Namespace, Namespaces, NsKind, homes, limits, nested_user, pid, pid_settings, time,
 };
 use crate::network::accept::Running;
 use crate::options::Options;
@@ -160,7 +160,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     tracing::info!("Dumping namespaces");
     let asked = (&cx.opts.given.external[..], &cx.opts.network, cx.opts.strict, cx.fresh.as_ref());
     let running = Running { root: cx.opts.pid, workers: cx.opts.memory.workers() };
-    let pages = namespace::dump(asked, running, &cx.images, &cx.id_maps, &cx.ns)?;
+    let pages = homes::dump(asked, running, &cx.images, &cx.id_maps, &cx.ns)?;
     for (id, pages, source) in pages {
         memory::plan_shared(cx, id, pages, &source)?;
     }

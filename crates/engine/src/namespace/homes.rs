@@ -10,6 +10,7 @@ use std::os::fd::OwnedFd;
 
 use torpor_images::ImageDir;
 
+use super::clocks::Offsets;
 use super::enter::send_into;
 use super::external::inherited;
 use super::{Namespace, Namespaces, NsKind, ipc, nested_user, net, pid, time, user, uts};
@@ -78,7 +79,7 @@ pub(crate) struct Homes<'a> {
 #[derive(Debug)]
 pub(crate) struct RootSpaces {
     flags: u64,
-    clocks: Option<time::Offsets>,
+    clocks: Option<Offsets>,
     pids: Option<OwnedFd>,
     maps: IdMaps,
 }
@@ -92,7 +93,7 @@ impl RootSpaces {
         let pids = pid::external(&cx.given.inherit_fd, cx.spaces)?;
         let clocks = match joined(cx, NsKind::Time) {
             Some(_) => None,
-            None => time::Offsets::load(cx.images, cx.spaces)?,
+            None => Offsets::load(cx.images, cx.spaces)?,
         };
         note_clocks(cx.spaces, clocks);
         let mut flags = 0;
@@ -181,7 +182,7 @@ pub(crate) fn fill(cx: &mut Homes<'_>, handed_over: &[u32]) -> Result<()> {
     let networks: Vec<u32> =
         fresh.iter().filter(|(kind, _)| *kind == NsKind::Net).map(|(_, id)| *id).collect();
     if !cx.network.empty {
-        cx.spaces.networks = net::OfCaller::of_new(cx.images, cx.spaces, &networks)?;
+        cx.spaces.networks = net::items::OfCaller::of_new(cx.images, cx.spaces, &networks)?;
     }
     net::restore((&cx.given.external, cx.network), cx.images, cx.spaces, cx.staged, &networks)?;
     for (kind, id) in fresh {
@@ -214,7 +215,7 @@ pub(crate) fn restore_late(cx: &mut Homes<'_>) -> Result<()> {
 }
 
 /// Keeps what the clocks of the root task are set to, to be compared.
-fn note_clocks(spaces: &mut Namespaces, clocks: Option<time::Offsets>) {
+fn note_clocks(spaces: &mut Namespaces, clocks: Option<Offsets>) {
     let own = time::of_root(spaces);
     spaces.clocks.extend(clocks.map(|clocks| (own, clocks)));
 }
@@ -228,7 +229,7 @@ pub(crate) fn set_clocks(cx: &mut Homes<'_>) -> Result<()> {
     if joined(cx, NsKind::Time).is_some() {
         return Ok(());
     }
-    let Some(clocks) = time::Offsets::load(cx.images, cx.spaces)? else { return Ok(()) };
+    let Some(clocks) = Offsets::load(cx.images, cx.spaces)? else { return Ok(()) };
     note_clocks(cx.spaces, Some(clocks));
     let root = cx.tasks[0].remote()?;
     let pid = root.pid();

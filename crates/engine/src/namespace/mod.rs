@@ -1,9 +1,10 @@
 //! Namespaces: which there are, and how to work inside one.
 
 mod ask;
+pub(crate) mod clocks;
 mod enter;
 mod external;
-mod homes;
+pub(crate) mod homes;
 pub(crate) mod ipc;
 mod left_out;
 pub(crate) mod limits;
@@ -29,9 +30,6 @@ use crate::options::JoinNsKind;
 pub(crate) use torpor_policy::NsKind;
 
 pub(crate) use enter::send_into;
-pub(crate) use homes::{
-    Homes, RootSpaces, dump, enter, fill, finish, make, restore_late, set_clocks, take_external,
-};
 
 impl From<JoinNsKind> for NsKind {
     fn from(kind: JoinNsKind) -> Self {
@@ -72,14 +70,14 @@ pub(crate) struct Namespaces {
     /// In the order in which they were met; the root task's first.
     pub all: Vec<Namespace>,
     /// What more is to be said of user namespaces below that of the root task; parents first.
-    pub users: Vec<nested_user::NestedUser>,
+    pub users: Vec<user::NestedUser>,
     /// Those that are not made, because the caller gives them, by number.
     pub(crate) given: HashMap<u32, GivenNamespace>,
     /// What the clocks of time namespaces were set to, by number; 0 is that of a root task whose clocks
     /// were the host's.
-    pub(crate) clocks: HashMap<u32, time::Offsets>,
+    pub(crate) clocks: HashMap<u32, clocks::Offsets>,
     /// What of the network namespaces that were filled is the caller's doing.
-    pub(crate) networks: net::OfCaller,
+    pub(crate) networks: net::items::OfCaller,
 }
 
 impl Namespaces {

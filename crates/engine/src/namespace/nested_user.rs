@@ -13,9 +13,10 @@ use torpor_sys::ns;
 use torpor_tracee::Tracee;
 use torpor_tracee::syscall::{self, RemoteFd};
 
+use super::homes::Homes;
 use super::homes::{NESTED, open_of};
-use super::user::{IdMaps, with_resident};
-use super::{Homes, Namespace, Namespaces, NsKind, send_into};
+use super::user::{IdMaps, NestedUser, with_resident};
+use super::{Namespace, Namespaces, NsKind, send_into};
 use crate::dump::tasks::Task;
 use crate::error::{About, Context, Error, Result};
 use crate::proc;
@@ -24,41 +25,6 @@ use crate::restore::process::{reap, with_process};
 use crate::restore::tasks;
 use crate::restore::transport::Transport;
 use crate::task::{Script, creds};
-
-/// One of them. Ids outside are those of the root task's user namespace.
-#[derive(Debug)]
-pub(crate) struct NestedUser {
-    /// Its number in the images.
-    pub number: u32,
-    /// That of the one directly above it; `None` is the root task's.
-    pub parent: Option<u32>,
-    /// Who has made it.
-    pub owner: u32,
-    /// Nobody in there may change groups.
-    pub denies_groups: bool,
-    /// The namespaces of other kinds that belong to it.
-    pub owned: Vec<u32>,
-    /// Its ids.
-    pub maps: IdMaps,
-    /// Open file on it (at restore: once it has been made).
-    pub file: Option<OwnedFd>,
-}
-
-impl From<torpor_policy::NestedUser> for NestedUser {
-    fn from(user: torpor_policy::NestedUser) -> Self {
-        let [uid_map, gid_map] = user.maps;
-        let maps = UsernsEntry { uid_map, gid_map, torpor_nested: None };
-        NestedUser {
-            number: user.number,
-            parent: user.parent,
-            owner: user.owner,
-            denies_groups: user.denies_groups,
-            owned: user.owned,
-            maps: IdMaps::of_entry(Some(maps)),
-            file: None,
-        }
-    }
-}
 
 impl Namespaces {
     /// A user namespace below that of the root task.

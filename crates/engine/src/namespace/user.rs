@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -202,6 +202,41 @@ impl fmt::Display for IdMaps {
             map.iter().try_for_each(|e| write!(f, " {}:{}:{}", e.first, e.lower_first, e.count))?;
         }
         Ok(())
+    }
+}
+
+/// A user namespace below that of the root task ([`super::nested_user`]). Ids outside are those of the root task's user namespace.
+#[derive(Debug)]
+pub(crate) struct NestedUser {
+    /// Its number in the images.
+    pub number: u32,
+    /// That of the one directly above it; `None` is the root task's.
+    pub parent: Option<u32>,
+    /// Who has made it.
+    pub owner: u32,
+    /// Nobody in there may change groups.
+    pub denies_groups: bool,
+    /// The namespaces of other kinds that belong to it.
+    pub owned: Vec<u32>,
+    /// Its ids.
+    pub maps: IdMaps,
+    /// Open file on it (at restore: once it has been made).
+    pub file: Option<OwnedFd>,
+}
+
+impl From<torpor_policy::NestedUser> for NestedUser {
+    fn from(user: torpor_policy::NestedUser) -> Self {
+        let [uid_map, gid_map] = user.maps;
+        let maps = UsernsEntry { uid_map, gid_map, torpor_nested: None };
+        NestedUser {
+            number: user.number,
+            parent: user.parent,
+            owner: user.owner,
+            denies_groups: user.denies_groups,
+            owned: user.owned,
+            maps: IdMaps::of_entry(Some(maps)),
+            file: None,
+        }
     }
 }
 

@@ -51,9 +51,10 @@ use crate::effort::Effort;
 use crate::error::{Error, Result};
 use crate::file::notify;
 use crate::file::opener::{Opener, Temporary};
+use crate::namespace::homes::{self, Homes};
 use crate::namespace::mount::{self, Assembly, Forest, Restored, Roots};
 use crate::namespace::user::IdMaps;
-use crate::namespace::{self, Homes, Namespaces, NsKind, nested_user, pid};
+use crate::namespace::{Namespaces, NsKind, nested_user, pid};
 use crate::network::asleep::{Asleep, Connections};
 use crate::options::Options;
 use crate::verdict::Verdict;
@@ -279,7 +280,7 @@ impl<'a> Restore<'a> {
         let [task, from] = self.tasks.get_disjoint_mut([task, from]).map_err(itself)?;
         let from = &from.image;
         self.cgroups.place(task, &mut self.ns, Some((from, user)))?;
-        namespace::enter(task, &self.ns, from)?;
+        homes::enter(task, &self.ns, from)?;
         mount::enter(task, &self.ns, from)?;
         nested_user::enter(task, &self.ns, user)
     }
@@ -354,7 +355,7 @@ impl<'a> Restore<'a> {
 
     /// Makes the husk of the root task in new namespaces.
     fn make_root(&mut self) -> Result<i32> {
-        let made = self.with_homes(namespace::RootSpaces::load)?;
+        let made = self.with_homes(homes::RootSpaces::load)?;
         let vpid = self.tasks[0].vpid;
         let born = template::bear(self.opts, &self.images, &self.tasks, &self.ns, &made);
         if let Some((husk, parking)) = born {
@@ -364,7 +365,7 @@ impl<'a> Restore<'a> {
             let pid = husk.pid();
             self.adopt(0, husk)?;
             // It could not be born into its time namespace.
-            self.with_homes(namespace::set_clocks)?;
+            self.with_homes(homes::set_clocks)?;
             return Ok(pid);
         }
         let sibling = if self.opts.birth.sibling { libc::CLONE_PARENT as u64 } else { 0 };

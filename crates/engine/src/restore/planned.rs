@@ -10,8 +10,7 @@ use torpor_policy::{GivenNamespace, Passed, Request, nested_users};
 use super::load::Checkpoint;
 use crate::error::Result;
 use crate::namespace::mount::Forest;
-use crate::namespace::nested_user::NestedUser;
-use crate::namespace::user::IdMaps;
+use crate::namespace::user::{IdMaps, NestedUser};
 use crate::namespace::{Namespaces, NsKind};
 
 #[derive(Debug)]

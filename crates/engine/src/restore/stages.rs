@@ -24,7 +24,7 @@ use crate::error::{Context, Error, Result};
 use crate::file::fown;
 use crate::guardian::Guardian;
 use crate::hooks::{Event, Hooks};
-use crate::namespace::{self, mount};
+use crate::namespace::{homes, mount, pid, time};
 use crate::network::asleep::Asleep;
 use crate::options::Options;
 use crate::{RestoreReport, cgroup, support};
@@ -208,7 +208,7 @@ impl<'a> Skeleton<'a> {
         cx.table().load()?;
         cx.lock_network(Asleep::lock_late)?;
         let files = cx.id_maps.own_files().context(|| "become the owner of files".to_owned())?;
-        cx.with_homes(namespace::restore_late)?;
+        cx.with_homes(homes::restore_late)?;
         let applied = rounds.complete(&mut cx)?;
         drop(files);
         finish(&mut cx, hooks)?;
@@ -333,7 +333,7 @@ fn obstacle(cx: &mut Restore<'_>, last: &Restore<'_>) -> Result<Option<String>> 
 fn build(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     tracing::info!(tasks = cx.tasks.len(), files = cx.described.len(), "Restoring");
     cx.table().load()?;
-    cx.with_homes(namespace::take_external)?;
+    cx.with_homes(homes::take_external)?;
     cx.lock_network(Asleep::lock_external)?;
     let pid = cx.make_root()?;
     cx.cgroups.prepare(&cx.opts.cgroups)?;
@@ -346,12 +346,12 @@ fn build(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     cx.lock_network(Asleep::lock_new)?;
     hooks.notify(Event::SetupNamespaces { pid })?;
     tracing::info!("Restoring namespaces");
-    let handed_over = cx.with_homes(namespace::make)?;
+    let handed_over = cx.with_homes(homes::make)?;
     cx.lock_network(Asleep::lock_nested)?;
     if !cx.staged {
         cx.lock_network(Asleep::lock_joined)?;
     }
-    cx.with_homes(|homes| namespace::fill(homes, &handed_over))?;
+    cx.with_homes(|homes| homes::fill(homes, &handed_over))?;
     cx.mount()?;
     let mut networks = std::mem::take(&mut cx.ns.networks);
     networks.note((&cx.images, &cx.ns), || hooks.notify(Event::PostSetupNamespaces))?;
@@ -367,7 +367,7 @@ fn build(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
 fn finish(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     let files = cx.id_maps.own_files().context(|| "become the owner of files".to_owned())?;
     tree::join_groups(cx)?;
-    namespace::time::restore_others(&cx.images, &mut cx.ns, &mut cx.tasks)?;
+    time::restore_others(&cx.images, &mut cx.ns, &mut cx.tasks)?;
     task::restore_paths(cx)?;
     tracing::info!("Restoring descriptors and threads");
     descriptors::restore(&mut cx.table())?;
@@ -391,9 +391,9 @@ fn finish(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     cx.table().take_locks()?;
     fown::restore(&cx.described, &cx.files.opened, &mut cx.tasks, &cx.id_maps)?;
     tree::bury(cx)?;
-    namespace::pid::finish(&mut cx.tasks, &cx.ns)?;
+    pid::finish(&mut cx.tasks, &cx.ns)?;
     task::restore(cx)?;
-    cx.with_homes(namespace::finish)?;
+    cx.with_homes(homes::finish)?;
     mount::finish(&mut cx.mounts)?;
     cx.cgroups.finish()?;
     let beyond = cx.cgroups.beyond(&cx.verdict.passed);

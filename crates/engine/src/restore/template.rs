@@ -22,7 +22,8 @@ use super::tasks::Task;
 use super::{Restore, load, memory};
 use crate::error::{Context, Error, Result};
 use crate::lazy;
-use crate::namespace::{Namespaces, NsKind, RootSpaces};
+use crate::namespace::homes::RootSpaces;
+use crate::namespace::{Namespaces, NsKind};
 use crate::options::Options;
 use crate::{proc, support};
 

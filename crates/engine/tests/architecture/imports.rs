@@ -14,7 +14,8 @@ pub(super) fn largest_circle(files: &[(String, String)]) -> Vec<String> {
         .iter()
         .map(|(file, text)| {
             let own = module(file);
-            let full = paths(text).into_iter().filter_map(|path| full(&own, &path));
+            let paths = paths(text).into_iter().chain(paths_below(text));
+            let full = paths.filter_map(|path| full(&own, &path));
             let named = full.filter_map(|full| resolve(full, &shown, &known));
             (own.clone(), named.filter(|named| *named != own).collect())
         })
@@ -105,8 +106,7 @@ fn full(own: &Module, path: &str) -> Option<Module> {
 
 /// The paths that a source names: those of its imports, and those that begin at the library.
 pub(super) fn paths(text: &str) -> Vec<String> {
-    let code: String =
-        text.lines().map(|line| line.split("//").next().unwrap().to_owned() + "\n").collect();
+    let code = without_comments(text);
     let mut all = Vec::new();
     for statement in code.split(';') {
         if let Some((_, named)) = statement.rsplit_once("use ") {
@@ -114,14 +114,53 @@ pub(super) fn paths(text: &str) -> Vec<String> {
         }
     }
     for start in ["crate::", "super::"] {
-        let begins = |at: &usize| !code[..*at].ends_with("::");
+        // Who may see something is no import.
+        let begins = |at: &usize| !code[..*at].ends_with("::") && !code[..*at].ends_with("in ");
         for at in code.match_indices(start).map(|(at, _)| at).filter(begins) {
-            let is_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
-            let end = code[at..].find(|c: char| !is_path(c)).unwrap_or(code.len() - at);
-            all.push(code[at..at + end].trim_end_matches(':').to_owned());
+            let path = path_at(&code[at..]);
+            // One that a `use` goes on with, which was taken apart above.
+            if !path.ends_with("::") {
+                all.push(path.to_owned());
+            }
         }
     }
     all
+}
+
+/// The paths into modules below that a source names: `child::Name`. What it only shows under a name of its own is not
+/// among them.
+fn paths_below(text: &str) -> Vec<String> {
+    let code = without_comments(text);
+    let module = |line: &'_ str| {
+        let (_, name) = line.strip_suffix(';')?.rsplit_once("mod ")?;
+        Some(format!("{name}::"))
+    };
+    let modules: Vec<String> = code.lines().map(str::trim).filter_map(module).collect();
+    let mut all = Vec::new();
+    for statement in code.split(';') {
+        let (code, used) = statement.rsplit_once("use ").unwrap_or((statement, ""));
+        if !code.lines().last().unwrap_or_default().trim().starts_with("pub") {
+            expand("", used.trim(), &mut all);
+        }
+        for module in &modules {
+            let is_inner = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
+            let begins = |at: &usize| !code[..*at].ends_with(is_inner);
+            let found = code.match_indices(module.as_str()).map(|(at, _)| at).filter(begins);
+            all.extend(found.map(|at| path_at(&code[at..]).to_owned()));
+        }
+    }
+    let is_below = |path: &String| modules.iter().any(|module| path.starts_with(module));
+    all.into_iter().filter(is_below).map(|path| format!("self::{path}")).collect()
+}
+
+fn without_comments(text: &str) -> String {
+    text.lines().map(|line| line.split("//").next().unwrap().to_owned() + "\n").collect()
+}
+
+/// The path that code begins with.
+fn path_at(code: &str) -> &str {
+    let is_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
+    code.find(|c: char| !is_path(c)).map_or(code, |end| &code[..end])
 }
 
 /// The single paths of `a::{b, c::{d, e}}`.

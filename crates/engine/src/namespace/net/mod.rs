@@ -7,6 +7,7 @@
 pub(crate) mod conf;
 mod firewall;
 mod iptables_nft;
+pub(super) mod items;
 mod link;
 mod lock_of_criu;
 mod restore;
@@ -34,7 +35,7 @@ use crate::options::Network;
 
 pub(crate) use firewall::{forget_packets, planned as planned_rules};
 pub(crate) use restore::{restore, restore_connections};
-pub(crate) use routing::{OfCaller, Routing};
+pub(crate) use routing::Routing;
 pub(crate) use tables::{forget_requests, planned as planned_routes, tracked};
 pub(crate) use tun::configure as configure_tun;
 pub(crate) use unkept::FreshSettings;

@@ -13,6 +13,7 @@ use torpor_policy::collect::{self, Addresses};
 use torpor_policy::network::{NetDevice, Network};
 
 use super::conf;
+use super::items::{Item, OfCaller};
 use super::tables::{
     ADDRESSES, IFADDRMSG, INET6, ListKind, ROUTES4, ROUTES6, RTMSG, RULES4, RULES6, address_flags,
 };
@@ -32,15 +33,6 @@ const RULE: usize = 12;
 const FIB_RULE_INVERT: u32 = 2;
 /// What a rule selects by: both addresses, device, mark and its mask, outgoing device, protocol, both ports.
 const SELECTORS: [u16; 9] = [1, 2, 3, 10, 16, 17, 22, 23, 24];
-
-/// An address, a route or a rule.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Item {
-    /// It, in the words of the plan.
-    text: String,
-    /// What these leave out.
-    more: Vec<u8>,
-}
 
 /// The addresses, routes and rules of a namespace.
 #[derive(Debug, Default)]
@@ -114,11 +106,6 @@ impl Routing {
     }
 }
 
-/// What the caller has put into network namespaces that were made, or taken out of them, by their numbers:
-/// before they were filled, and when they had been.
-#[derive(Debug, Default)]
-pub(crate) struct OfCaller(BTreeMap<u32, BTreeSet<Item>>);
-
 impl OfCaller {
     /// The namespaces `ids` are as the caller has left them, and will be filled now.
     ///
@@ -147,11 +134,6 @@ impl OfCaller {
             self.0.entry(id).or_default().extend(changed);
         }
         Ok(())
-    }
-
-    /// Each namespace, and what of it is the caller's.
-    pub(crate) fn all(&self) -> impl Iterator<Item = (u32, &BTreeSet<Item>)> {
-        self.0.iter().map(|(id, items)| (*id, items))
     }
 }
 

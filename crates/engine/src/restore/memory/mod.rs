@@ -464,7 +464,7 @@ fn mmap_flags(vma: &MemoryArea) -> MapFlags {
         Sharing::Shared => MapFlags::SHARED,
         Sharing::Droppable => MapFlags::from_bits_retain(MAP_DROPPABLE),
     };
-    let mut flags = sharing | huge_flags(huge);
+    let mut flags = sharing | shared::huge_flags(huge);
     flags.set(MapFlags::NORESERVE, no_reserve);
     // The guard gap that MAP_FIXED_NOREPLACE looks at is no mapping of ours.
     flags |= match grows_down {
@@ -472,12 +472,6 @@ fn mmap_flags(vma: &MemoryArea) -> MapFlags {
         false => MapFlags::FIXED_NOREPLACE,
     };
     flags
-}
-
-/// What mmap(2) takes for huge pages, by the logarithm of their size.
-fn huge_flags(huge: Option<u32>) -> MapFlags {
-    let of_size = |size: u32| MapFlags::from_bits_retain(size << libc::MAP_HUGE_SHIFT);
-    huge.map_or(MapFlags::empty(), |size| MapFlags::HUGETLB | of_size(size))
 }
 
 fn failed_mapping(

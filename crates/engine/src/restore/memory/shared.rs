@@ -12,7 +12,6 @@ use torpor_policy::memory::{AreaForm, MemoryArea};
 use torpor_tracee::Tracee;
 use torpor_tracee::syscall;
 
-use super::huge_flags;
 use crate::error::{Context, Result};
 use crate::restore::object;
 use crate::restore::pages::Pages;
@@ -81,6 +80,12 @@ fn make(
     let clone = file.try_clone().context(|| "dup".to_owned())?;
     known.insert(object, file.into());
     Ok(clone.into())
+}
+
+/// What mmap(2) takes for huge pages, by the logarithm of their size.
+pub(super) fn huge_flags(huge: Option<u32>) -> MapFlags {
+    let of_size = |size: u32| MapFlags::from_bits_retain(size << libc::MAP_HUGE_SHIFT);
+    huge.map_or(MapFlags::empty(), |size| MapFlags::HUGETLB | of_size(size))
 }
 
 /// The length of the object of a mapping: what the images say, or else where the last of its
