@@ -205,6 +205,34 @@ fn who_loses_less_work_gives_way() {
     assert_eq!(number(&daemon, much, "preemptions"), 0);
 }
 
+/// A job waits for a quota, and says so in these words.
+fn waits_for_quota(daemon: &Daemon, id: u64, words: &[&str]) {
+    let why = daemon.ok(&["show", "--why", &id.to_string()]);
+    assert!(why.contains("waits for its quota: owner:ann "), "{why}");
+    assert!(words.iter().all(|word| why.contains(word)), "{why}");
+    assert_eq!(daemon.job(id)["state"], "queued");
+}
+
+/// Jobs that name no memory count as they are thought to need, also when they have not taken that yet.
+#[test]
+fn a_quota_of_memory_counts_who_names_none_as_well() {
+    let daemon = Daemon::configured(&json!({ "usual_memory": 800 << 20 }), &["--slots", "3"]);
+    daemon.ok(&["quota", "owner:ann", "--memory", &(1 << 30).to_string()]);
+    let first = running(&daemon, &["--owner", "ann"]);
+    let second = submit(&daemon, &["--owner", "ann"]);
+    let large = submit(&daemon, &["--owner", "ann", "--memory", "300M"]);
+    let small = daemon.submit(&["--owner", "ann", "--memory", "64M"], &["true"]);
+    daemon.wait_for(small, "done");
+    // By then what it holds has been looked at.
+    until("it runs for a while", || (number(&daemon, first, "ran_ms") > 1000).then_some(()));
+    let other = daemon.submit(&["--owner", "bob"], &["true"]);
+    daemon.wait_for(other, "done");
+    waits_for_quota(&daemon, second, &["would have 1677721600 bytes", "names no --memory"]);
+    waits_for_quota(&daemon, large, &["would have 1153433600 bytes"]);
+    daemon.ok(&["cancel", &first.to_string()]);
+    until("it runs", || daemon.show(second)["started"].as_i64());
+}
+
 /// As systemd listens: at a path, or at a name of its own.
 #[test]
 fn the_service_manager_hears_when_it_is_ready_and_that_it_lives() {

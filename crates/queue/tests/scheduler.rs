@@ -311,6 +311,7 @@ fn of_a_gib(id: JobId, class: &str, phase: Phase) -> Job {
         has_images: false,
         memory_wanted: 0,
         memory_expected: 0,
+        memory_counted: 0,
         facts: Facts {
             memory: GIB,
             to_save: GIB,
@@ -574,7 +575,8 @@ fn numbers_beyond_all_measure_gain_nothing() {
     // Nor does a quota of memory let through what no number can hold.
     let job = |id, phase, memory_wanted| {
         let owner = "ann".to_owned();
-        Job { owner, memory_wanted, memory_expected: 0, ..of_a_gib(id, "normal", phase) }
+        let memory_counted = memory_wanted;
+        Job { owner, memory_wanted, memory_counted, ..of_a_gib(id, "normal", phase) }
     };
     let mut rules = rules();
     let quota = share::Quota { memory: Some(3 * GIB), ..share::Quota::default() };
@@ -638,4 +640,33 @@ fn a_quota_of_memory_holds_back() {
     let found = Machine::new(3, 64 * GIB, rules, tasks).run(HOUR);
     assert_eq!((found[0].started, found[2].started), (Some(0), Some(0)));
     assert_eq!(found[1].started, Some(10 * SECOND));
+}
+
+/// It names no memory, and counts as it is thought to need.
+#[test]
+fn a_quota_of_memory_holds_back_who_names_none() {
+    let mut rules = rules();
+    let quota = share::Quota { memory: Some(3 * GIB), ..share::Quota::default() };
+    rules.quotas.insert("owner:".to_owned(), quota);
+    let job = |id, phase, memory_counted| Job { memory_counted, ..of_a_gib(id, "normal", phase) };
+    let actions = |jobs: Vec<Job>| {
+        let (usage, rules) = (share::Usage::default(), rules.clone());
+        let (slots, memory_free, draining) = (2, 64 * GIB, false);
+        decide(&World { now: HOUR, slots, memory_free, draining, rules, usage, jobs }).actions
+    };
+    let run = |id| [Action::Run { job: id, guaranteed: None }];
+    let first = || job(1, Phase::Running, 2 * GIB);
+    assert_eq!(actions(vec![first(), job(2, Phase::Waiting, 2 * GIB)]), []);
+    assert_eq!(actions(vec![first(), job(2, Phase::Waiting, GIB)]), run(2));
+    // One that needs more than that does not begin. If it was found to when it had begun it goes on alone.
+    let large = job(2, Phase::Waiting, 4 * GIB);
+    assert_eq!(actions(vec![large.clone()]), []);
+    for begun in
+        [Job { has_images: true, ..large.clone() }, Job { in_memory: true, ..large.clone() }]
+    {
+        assert_eq!(actions(vec![begun.clone()]), run(2));
+        assert_eq!(actions(vec![first(), begun]), []);
+    }
+    // Whoever names that much knew it.
+    assert_eq!(actions(vec![Job { has_images: true, memory_wanted: 4 * GIB, ..large }]), []);
 }

@@ -71,6 +71,22 @@ impl Peaks {
         true
     }
 
+    /// The most that jobs of the same group have held which have ended, if there were any.
+    fn of_others(&self, record: &Record) -> Option<u64> {
+        self.groups.get(&record.spec.group()).map(|peak| peak.bytes)
+    }
+
+    /// The most that a job has held itself, if anything is known of that.
+    fn of_itself(&self, record: &Record) -> Option<u64> {
+        let saved = Some(record.image_bytes).filter(|&bytes| bytes > 0);
+        self.jobs.get(&record.id).copied().max(saved)
+    }
+
+    /// What a job uses for its slots of which nothing is known.
+    fn usual_of(&self, record: &Record) -> u64 {
+        self.usual.saturating_mul(record.spec.slots.into())
+    }
+
     fn keep(&self, store: &Store) -> Result<(), StoreError> {
         store.keep_fact(FACT, &self.groups.iter().collect::<Vec<_>>())
     }
@@ -104,11 +120,19 @@ impl Core {
         if let Some(limit) = record.spec.limits.memory {
             return limit;
         }
-        let of_others = self.peaks.groups.get(&record.spec.group()).map(|peak| peak.bytes);
-        let own = self.peaks.jobs.get(&record.id).copied();
-        let saved = Some(record.image_bytes).filter(|&bytes| bytes > 0);
-        let seen = of_others.into_iter().chain(own).chain(saved).max();
-        seen.unwrap_or_else(|| self.peaks.usual.saturating_mul(record.spec.slots.into()))
+        let seen = self.peaks.of_others(record).max(self.peaks.of_itself(record));
+        seen.unwrap_or_else(|| self.peaks.usual_of(record))
+    }
+
+    /// Bytes of a job that count for quotas: what it may use, or what it is thought to need before it has begun, or more
+    /// if it is seen to hold more. That it has not taken all of it yet gives nothing to others.
+    #[must_use]
+    pub(super) fn memory_counted(&self, record: &Record) -> u64 {
+        if let Some(limit) = record.spec.limits.memory {
+            return limit;
+        }
+        let before = self.peaks.of_others(record).unwrap_or_else(|| self.peaks.usual_of(record));
+        before.max(self.peaks.of_itself(record).unwrap_or(0))
     }
 
     /// Bytes of memory that jobs could use.
@@ -167,6 +191,25 @@ mod tests {
         assert_eq!(expected(&core, second), 90);
         let [other, limited] = [("b", None), ("a", Some(5))].map(|(p, m)| submit(&mut core, p, m));
         assert_eq!((expected(&core, other), expected(&core, limited)), (2000, 5));
+    }
+
+    /// What it holds when it has just begun frees nothing for others, and what it holds beyond that counts as well.
+    #[test]
+    fn for_quotas_a_job_counts_as_it_says_or_as_it_is_thought_to_need_or_holds() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut core = open(dir.path());
+        let [job, limited] = [None, Some(5)].map(|memory| submit(&mut core, "a", memory));
+        let counted = |core: &Core, id| core.memory_counted(&core.jobs[&id]);
+        assert_eq!((counted(&core, job), counted(&core, limited)), (2000, 5));
+        core.peaks.note(job, 70);
+        core.peaks.note(limited, 9000);
+        assert_eq!((counted(&core, job), counted(&core, limited)), (2000, 5));
+        core.peaks.note(job, 3000);
+        assert_eq!(counted(&core, job), 3000);
+        core.end(job, Exit::Code(0), None);
+        core.watch_memory();
+        let next = submit(&mut core, "a", None);
+        assert_eq!(counted(&core, next), 3000);
     }
 
     #[test]

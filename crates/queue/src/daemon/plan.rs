@@ -102,6 +102,7 @@ impl Core {
             has_images: record.durable.is_some(),
             memory_wanted: spec.limits.memory.unwrap_or(0),
             memory_expected: self.memory_expected(record),
+            memory_counted: self.memory_counted(record),
             facts: self.facts(record, phase, ran, now),
         }
     }

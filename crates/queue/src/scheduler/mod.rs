@@ -196,6 +196,8 @@ pub struct Job {
     pub memory_wanted: u64,
     /// Bytes that it is thought to use: those, or what jobs like it have used.
     pub memory_expected: u64,
+    /// Bytes that count for quotas: what it may use, or is thought to need at most.
+    pub memory_counted: u64,
     /// What is known about letting it give way.
     pub facts: Facts,
 }

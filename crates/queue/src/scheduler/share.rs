@@ -35,9 +35,9 @@ impl Default for Shares {
 pub struct Quota {
     /// Slots at the same time.
     pub slots: Option<u32>,
-    /// Slot seconds that were used, decayed as shares are.
+    /// Slot seconds that were used, decayed as shares are: seconds for which jobs had their slots, whatever they did meanwhile.
     pub cpu_seconds: Option<u64>,
-    /// Bytes of memory at the same time, by the limits of the jobs.
+    /// Bytes of memory at the same time: what jobs may use, or are thought to need where they name nothing.
     pub memory: Option<u64>,
     /// Bytes of checkpoints.
     pub images: Option<u64>,
@@ -145,7 +145,7 @@ impl Holdings {
             let slots = self.slots.entry(name.clone()).or_default();
             *slots = slots.saturating_add(job.slots);
             let memory = self.memory.entry(name).or_default();
-            *memory = memory.saturating_add(job.memory_wanted);
+            *memory = memory.saturating_add(job.memory_counted);
         }
     }
 
@@ -160,10 +160,13 @@ impl Holdings {
             if quota.slots.is_some_and(|most| slots > most) {
                 return Err(format!("{name} would have {slots} slots at the same time"));
             }
-            let memory = self.memory.get(&name).copied().unwrap_or(0);
-            let memory = memory.saturating_add(job.memory_wanted);
-            if quota.memory.is_some_and(|most| memory > most) {
-                return Err(format!("{name} would have {memory} bytes of memory"));
+            let held = self.memory.get(&name).copied().unwrap_or(0);
+            let memory = held.saturating_add(job.memory_counted);
+            // One that was found to need more when it had begun comes back alone, or it would never end.
+            let begun = job.memory_wanted == 0 && (job.has_images || job.in_memory);
+            let is_exempt = begun && held == 0;
+            if !is_exempt && quota.memory.is_some_and(|most| memory > most) {
+                return Err(format!("{name} would have {memory} bytes of memory{}", thought(job)));
             }
             let used = used_seconds(&world.usage, &name);
             #[expect(clippy::cast_precision_loss, reason = "compared, not kept")]
@@ -178,6 +181,14 @@ impl Holdings {
         }
         Ok(())
     }
+}
+
+/// What there is to say of a job's memory if it has not said itself how much it needs.
+fn thought(job: &Job) -> String {
+    if job.memory_wanted > 0 {
+        return String::new();
+    }
+    format!("; it names no --memory, and is thought to need {}", job.memory_counted)
 }
 
 /// Under which names the quotas of a job stand: those of the projects that its own lies in bound it,

@@ -327,6 +327,7 @@ impl Machine {
             has_images: false,
             memory_wanted: task.memory,
             memory_expected: task.memory,
+            memory_counted: task.memory,
             facts: Facts {
                 memory: task.memory,
                 to_save: if self.is_free { 0 } else { task.memory },
