@@ -233,6 +233,24 @@ fn a_quota_of_memory_counts_who_names_none_as_well() {
     until("it runs", || daemon.show(second)["started"].as_i64());
 }
 
+/// What counts is the time for which jobs have their slots: others wait for these while one sleeps, too.
+#[test]
+fn a_quota_of_slot_seconds_holds_back_who_has_used_them() {
+    let daemon = Daemon::start(&["--slots", "2"]);
+    daemon.ok(&["quota", "owner:ann", "--cpu-seconds", "1"]);
+    let first = running(&daemon, &["--owner", "ann"]);
+    until("it runs for a while", || (number(&daemon, first, "ran_ms") > 1000).then_some(()));
+    let second = daemon.submit(&["--owner", "ann"], &["true"]);
+    let other = daemon.submit(&["--owner", "bob"], &["true"]);
+    daemon.wait_for(other, "done");
+    waits_for_quota(&daemon, second, &["has used", "seconds of slots"]);
+    daemon.ok(&["quota", "owner:ann", "--cpu-seconds", "1000"]);
+    daemon.wait_for(second, "done");
+    // What runs is left alone.
+    let job = daemon.job(first);
+    assert_eq!((&job["state"], &job["preemptions"]), (&json!("running"), &json!(0)));
+}
+
 /// As systemd listens: at a path, or at a name of its own.
 #[test]
 fn the_service_manager_hears_when_it_is_ready_and_that_it_lives() {
