@@ -192,11 +192,21 @@ fn with_killed_worker(daemon: &Daemon, command: &[&str], at: Option<u64>) -> Opt
     with_worker(daemon, command, |worker| watch_other(worker, at).ok())
 }
 
+/// Each of these jobs, which are over, has ended once, and nothing is left of them, nor of connections that have one of these
+/// ports.
+fn assert_over(daemon: &Daemon, ids: &[u64], ports: &[u16]) {
+    for &id in ids {
+        assert_eq!(daemon.events(id, "ended").len(), 1, "{}", daemon.show(id));
+    }
+    leaks::assert_none(daemon, ports);
+}
+
 /// The job goes on if the process that saves it is killed, and is brought back from the same checkpoint if the one that
 /// brings it back is.
 #[test]
 fn a_worker_that_is_killed_costs_no_job() {
-    let rounds = if long("a_worker_that_is_killed_costs_no_job: 200 rounds") { 200 } else { 4 };
+    let name = "a_worker_that_is_killed_costs_no_job: 200 kills of each";
+    let kills = if long(name) { 200 } else { 4 };
     let daemon = Daemon::start(&[]);
     let stop = daemon.dir.path().join("stop");
     let script = "import hashlib, os, sys, time\n\
@@ -220,12 +230,13 @@ fn a_worker_that_is_killed_costs_no_job() {
         Some([points(both[0]?), points(both[1]?)])
     });
     let (random, mut killed) = (Random::printed(), [0, 0]);
-    // Not every point that is drawn is reached: until both have been killed, or it is plain that one never is.
+    // Not every point that is drawn is reached: until both have been killed so often, or it is plain that one never is.
     for round in 0.. {
-        if round >= rounds && killed.iter().all(|&killed| killed > 0) {
+        if killed.iter().all(|&killed| killed >= kills) {
+            println!("{killed:?} of {round} each were killed");
             break;
         }
-        assert!(round < 10 * rounds, "{killed:?} of {round} each were killed");
+        assert!(round < 10 * kills, "{killed:?} of {round} each were killed");
         // A part of the work is done before its worker is met.
         let [save, wake] = points.map(|points| Some(1 + random.below(points / 2)));
         let watched = with_killed_worker(&daemon, &preempt, save);
@@ -248,6 +259,7 @@ fn a_worker_that_is_killed_costs_no_job() {
     let output = daemon.output(id);
     let last = u32::try_from(output.lines().count() - 1).unwrap();
     assert_eq!(output, counted(last).replace("end", "end True"));
+    assert_over(&daemon, &[id], &[]);
 }
 
 /// The newest checkpoint of a job that is complete, on stable storage or not.
@@ -308,6 +320,7 @@ fn a_worker_that_is_killed_while_it_ends_a_job_costs_none() {
     daemon.wait_for(id, "done");
     let last = u32::try_from(daemon.output(id).lines().count() - 1).unwrap();
     assert_eq!(daemon.output(id), counted(last));
+    assert_over(&daemon, &[id], &[]);
 }
 
 /// Waits until the jobs have written some more lines, all together, or all have ended.
@@ -585,11 +598,12 @@ fn a_disk_that_is_full_at_random_moments_costs_no_job() {
     let output = daemon.output(id);
     let last = u32::try_from(output.lines().count() - 1).unwrap();
     assert_eq!(output, counted(last).replace("end", "end True"));
+    assert_over(&daemon, &[id], &[]);
 }
 
 #[test]
 fn random_failures_lose_nothing() {
-    let rounds = if long("random_failures_lose_nothing: 200 rounds") { 200 } else { 6 };
+    let failures = if long("random_failures_lose_nothing: 200 failures") { 200 } else { 4 };
     let config = json!({ "shortest_interval": 300, "mean_time_between_failures": 500 });
     let mut daemon = Daemon::configured(&config, &["--slots", "2"]);
     let random = Random::printed();
@@ -597,8 +611,14 @@ fn random_failures_lose_nothing() {
     let (connected, listener, _peer) = connected(&daemon);
     let group = daemon.data().join(format!("jobs/{connected}"));
     assert!(!leaks::groups(&group).is_empty(), "groups have other names");
-    let mut ids = Vec::new();
-    for round in 0..rounds {
+    let (mut ids, mut urgent, mut failed) = (Vec::new(), Vec::new(), 0);
+    // In some rounds nobody fails, or there is no shepherd to do so.
+    for round in 0.. {
+        if failed == failures {
+            println!("{failed} failures in {round} rounds");
+            break;
+        }
+        assert!(round < 10 * failures, "{failed} failures in {round} rounds");
         let last = 20 + u32::try_from(random.below(20)).unwrap();
         ids.push((daemon.submit(&["--class", "batch"], &words(&counter(last, 0.03))), last));
         work_goes_on(&daemon, random.place(40));
@@ -606,23 +626,23 @@ fn random_failures_lose_nothing() {
             0 => {
                 daemon.kill();
                 daemon.launch();
+                failed += 1;
             }
             1 => {
                 let victims = shepherds(&daemon.data());
                 // One failure for each job at most: more without a checkpoint are given up.
-                if let Some(&victim) =
-                    victims.get(usize::try_from(round).unwrap() % victims.len().max(1))
-                {
+                if let Some(&victim) = victims.get(round % victims.len().max(1)) {
                     kill(victim);
+                    failed += 1;
                 }
             }
             _ => {
-                let urgent = daemon.submit(&["--class", "urgent"], &["true"]);
-                daemon.wait_for(urgent, "done");
+                urgent.push(daemon.submit(&["--class", "urgent"], &["true"]));
+                daemon.wait_for(urgent[urgent.len() - 1], "done");
             }
         }
     }
-    for (id, last) in ids {
+    for &(id, last) in &ids {
         let job = until("it ends", || {
             let job = daemon.job(id);
             (!job["exit"].is_null()).then_some(job)
@@ -637,5 +657,7 @@ fn random_failures_lose_nothing() {
     // It may have been given up.
     daemon.queue(&["cancel", &connected.to_string()]).output().unwrap();
     until("it ends", || (!daemon.job(connected)["exit"].is_null()).then_some(()));
-    leaks::assert_none(&daemon, &[listener.local_addr().unwrap().port()]);
+    let all: Vec<u64> =
+        ids.into_iter().map(|(id, _)| id).chain(urgent).chain([connected]).collect();
+    assert_over(&daemon, &all, &[listener.local_addr().unwrap().port()]);
 }
