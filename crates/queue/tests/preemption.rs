@@ -337,15 +337,21 @@ fn a_job_that_ends_by_itself_does_not_give_way() {
 
 #[test]
 fn a_time_limit_does_not_run_while_a_job_sleeps() {
-    let daemon = Daemon::start(&[]);
-    // It runs for a second, or some on a busy machine.
-    let id = daemon.submit(&["--time", "10"], &words(&daemon.counter(10, 0.1)));
-    daemon.wait_for_output(id, "1\n");
-    daemon.ok(&["preempt", &id.to_string()]);
+    let daemon = Daemon::start(&["--slots", "2"]);
+    let asleep = ["stop", "checkpoint"].map(|means| {
+        // It runs for a second, or some on a busy machine.
+        let id = daemon.submit(&["--time", "10"], &words(&daemon.counter(10, 0.1)));
+        daemon.wait_for_output(id, "1\n");
+        daemon.ok(&["preempt", &id.to_string(), "--means", means]);
+        assert_eq!(daemon.events(id, "preempted")[0]["data"]["means"], means);
+        id
+    });
     std::thread::sleep(std::time::Duration::from_millis(10_500));
     daemon.let_end();
-    daemon.ok(&["resume", &id.to_string()]);
-    daemon.wait_for(id, "done");
+    for id in asleep {
+        daemon.ok(&["resume", &id.to_string()]);
+        daemon.wait_for(id, "done");
+    }
     let late = daemon.submit(&["--time", "1"], &["sleep", "1000"]);
     let job = daemon.wait_for(late, "failed");
     assert_eq!(job["exit"], 143);
