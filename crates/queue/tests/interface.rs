@@ -732,7 +732,8 @@ fn with_page(dir: &Path) -> (Daemon, String) {
     (Daemon::start(&options), address)
 }
 
-/// The page as it stays open: a job is chosen, and what it writes then comes without being asked for.
+/// The page as it stays open: a job is chosen, and what it writes then comes without being asked for. So does when it gives
+/// way, and when it goes on.
 #[test]
 fn the_page_shows_live_what_a_job_writes() {
     if !browser::is_there("the_page_shows_live_what_a_job_writes") {
@@ -753,6 +754,15 @@ fn the_page_shows_live_what_a_job_writes() {
     assert_eq!(browser.text("title"), format!("Output of job {id}"));
     std::fs::write(go, "").unwrap();
     until("the second line", || (browser.text("log") == "first\nsecond\n").then_some(()));
+    assert!(!browser.html("time").contains("--sleep"));
+    daemon.ok(&["preempt", &id.to_string()]);
+    until("it sleeps", || browser.html("time").contains("--sleep").then_some(()));
+    until("its state", || browser.text("jobs").contains("preempted").then_some(()));
+    daemon.ok(&["resume", &id.to_string()]);
+    until("it runs after that", || {
+        let time = browser.html("time");
+        time.rsplit_once("--sleep").is_some_and(|(_, after)| after.contains("--run")).then_some(())
+    });
     assert!(!browser.text("jobs").contains("cancelled"));
     daemon.ok(&["cancel", &id.to_string()]);
     until("its end", || browser.text("jobs").contains("cancelled").then_some(()));
