@@ -294,6 +294,8 @@ fn remaining(ran: Millis, estimate: Option<Millis>, limit: Option<Millis>) -> Op
 mod tests {
     use super::super::config::Config;
     use super::*;
+    use crate::preemption::{Pressure, Speed};
+    use crate::shepherd::message::{Report, Saved};
     use crate::spec::{ContainerSource, Spec};
 
     #[test]
@@ -329,5 +331,35 @@ mod tests {
         assert_eq!(core.to_fill(command, 1 << 20), 1 << 20);
         assert_eq!(core.to_fill(sealed, large), large);
         assert_eq!(core.to_fill(container, large), large);
+    }
+
+    /// What shepherds tell of checkpoints of jobs that run on decides what it costs to let those give way.
+    #[test]
+    fn how_fast_memory_changes_and_is_saved_is_in_the_price() {
+        const WHOLE: u64 = 1 << 30;
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("jobs")).unwrap();
+        let mut core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
+        let spec = Spec { command: vec!["x".into()], dir: "/".into(), ..Spec::default() };
+        let jobs = [8, 64].map(|mib: u64| (core.submit(spec.clone(), None).unwrap(), mib << 20));
+        for (id, changed) in jobs {
+            core.jobs.get_mut(&id).unwrap().place = Place::Running;
+            let whole = Saved { seq: 1, bytes: WHOLE, took_us: 700_000, ..Saved::default() };
+            let since_ms = Some(10_000);
+            let more = Saved { seq: 2, bytes: changed, since_ms, took_us: 50_000, ..whole };
+            core.report(id, 0, Report::Saved(whole));
+            assert_eq!(core.to_save(id, WHOLE, files::now()), WHOLE);
+            core.report(id, 0, Report::Saved(more));
+        }
+        let later = files::now() + 10_000;
+        let [slow, fast] = jobs.map(|(id, _)| {
+            let facts = core.facts(&core.jobs[&id], Phase::Leaving(None), 0, later);
+            assert_eq!((facts.memory, facts.speed), (WHOLE, core.speed));
+            assert!(facts.to_save > 0 && facts.to_save < WHOLE / 8, "{facts:?}");
+            let pressure = Pressure { memory_free: 0, memory_needed: WHOLE };
+            preemption::choose(&facts, &[Means::Checkpoint], pressure).unwrap().total_ms()
+        });
+        assert!(slow < fast, "{slow} {fast}");
+        assert_ne!(core.speed, Speed::default());
     }
 }
