@@ -124,32 +124,8 @@ for i in range(int(sys.argv.pop(1))):
 unittest.main(verbosity=0)
 ";
 
-/// Runs `args[0]` tests, each of which sorts and compares.
-pub const JAVA: &str = r#"
-import java.util.*;
-public class Suite {
-    public static void main(String[] args) {
-        int passed = 0, wanted = Integer.parseInt(args[0]);
-        for (int test = 0; test < wanted; test++) {
-            long end = System.nanoTime() + 100_000_000L;
-            boolean right = true;
-            Random random = new Random(test);
-            while (System.nanoTime() < end) {
-                int[] numbers = random.ints(20_000).toArray(), copy = numbers.clone();
-                Arrays.sort(numbers);
-                TreeMap<Integer, Integer> map = new TreeMap<>();
-                for (int number : copy) map.merge(number, 1, Integer::sum);
-                int at = 0;
-                for (var entry : map.entrySet())
-                    for (int i = 0; i < entry.getValue(); i++) right &= numbers[at++] == entry.getKey();
-            }
-            if (right) passed++;
-        }
-        System.out.println("passed " + passed);
-        System.exit(passed == wanted ? 4 : 1);
-    }
-}
-"#;
+/// Runs `args[0]` tests, each of which sorts and compares. The tests of the queue run it, too.
+pub const JAVA: &str = include_str!("Suite.java");
 
 /// The first program of the emulated machine: counts seconds, which are the machine's own.
 pub const INIT: &str = "#!/bin/busybox sh

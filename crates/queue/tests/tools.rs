@@ -224,24 +224,20 @@ fn a_python_suite() {
     assert!(daemon.output(id).contains("Ran 60 tests"), "{}", daemon.output(id));
 }
 
+/// The suite of the benchmark: a line for each of its tests.
+const JAVA: &str = include_str!("../../../bench/src/queue/Suite.java");
+
 #[test]
-fn a_java_virtual_machine() {
-    if !long("a_java_virtual_machine") || !there("java") {
+fn a_java_suite() {
+    if !long("a_java_suite") || !there("java") || !there("javac") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let source = "public class Sum { public static void main(String[] a) throws Exception { long s = 0; \
-                  for (int i = 0; i < 100; i++) { for (int j = 0; j < 1000000; j++) s = s * 31 + j; \
-                  System.out.println(i + \" \" + s); Thread.sleep(30); \
-                  while (i == 75 && !new java.io.File(a[0]).exists()) Thread.sleep(20); } System.exit(4); } }";
-    let path = dir.path().join("Sum.java");
-    std::fs::write(&path, source).unwrap();
-    if !there("javac") {
-        return;
-    }
+    let path = dir.path().join("Suite.java");
+    std::fs::write(&path, JAVA).unwrap();
     assert!(Command::new("javac").arg(&path).status().unwrap().success());
     let class = dir.path().to_str().unwrap();
-    same_as_alone("java", &["java", "-XX:-UsePerfData", "-cp", class, "Sum"]);
+    same_as_alone("java", &["java", "-XX:-UsePerfData", "-cp", class, "Suite", "80"]);
 }
 
 #[test]
