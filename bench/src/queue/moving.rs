@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::daemon::Daemon;
@@ -29,12 +29,20 @@ const ADDRESSES: [&str; 2] = ["198.18.0.1", "198.18.0.2"];
 const PORT: u32 = 7777;
 
 /// What is measured of each.
-const PARTS: [&str; 4] = [
+const PARTS: [&str; 9] = [
     "asked to go, until it runs there (s)",
     "of that, it stands still (s)",
     "sent (MB)",
     "of that, while it stands still (MB)",
+    "asked to go, until it gives way: sent ahead (s)",
+    "saved (s)",
+    "digests taken, and put on this disk (s)",
+    "sent, and put on the other disk (s)",
+    "compared there, and brought back (s)",
 ];
+
+/// What happens to a job here between the last five of these parts, and before and after them.
+const STEPS: [&str; 5] = ["moving", "giving-way", "preempted", "durable", "moved"];
 
 /// Measures and writes the table.
 pub fn measure(setting: &Setting) -> Result<()> {
@@ -70,7 +78,7 @@ pub fn measure(setting: &Setting) -> Result<()> {
 }
 
 /// Lets a job go, and end there.
-fn once(here: &Daemon, there: &Daemon, victim: &[String; 3], live: bool) -> Result<[f64; 4]> {
+fn once(here: &Daemon, there: &Daemon, victim: &[String; 3], live: bool) -> Result<Vec<f64>> {
     let id = here.submit(&["--class", "batch"], victim)?;
     while !here.ok(&["logs", &id])?.contains("ready") {
         std::thread::sleep(Duration::from_millis(100));
@@ -82,18 +90,25 @@ fn once(here: &Daemon, there: &Daemon, victim: &[String; 3], live: bool) -> Resu
     std::fs::write(&victim[1], "")?;
     let ended = here.wait(&id, |job| !job["exit"].is_null())?;
     ensure!(ended["exit"] == 0, "wrong: it ended with {}: {}", ended["exit"], ended["note"]);
-    let at = |job: &Value, kind: &str| -> Result<f64> {
-        Ok(event(job, kind)?["at"].as_f64().unwrap_or_default() / 1e3)
-    };
     let bytes = |kind: &str| {
         let event = event(&gone, kind);
         event.ok().and_then(|event| event["data"]["bytes"].as_f64()).unwrap_or_default() / 1e6
     };
     let frozen = event(&gone, "preempted")?["data"]["frozen_us"].as_f64().unwrap_or_default();
-    let still = at(&gone, "preempted")? - frozen / 1e6;
-    let back = at(&arrived, "resumed")?;
-    let moved = bytes("moved");
-    Ok([back - at(&gone, "moving")?, back - still, bytes("sent-ahead") + moved, moved])
+    let mut steps = STEPS.map(|kind| last(&gone, kind)).into_iter().collect::<Result<Vec<_>>>()?;
+    steps.push(last(&arrived, "resumed")?);
+    let (moved, back) = (bytes("moved"), steps[5]);
+    let still = steps[2] - frozen / 1e6;
+    let all = [back - steps[0], back - still, bytes("sent-ahead") + moved, moved];
+    Ok(all.into_iter().chain(steps.windows(2).map(|part| part[1] - part[0])).collect())
+}
+
+/// When something of this kind has happened to a job, in seconds, the last time.
+fn last(job: &Value, kind: &str) -> Result<f64> {
+    let events = job["events"].as_array().context("no events")?;
+    let event = events.iter().rev().find(|event| event["kind"] == kind);
+    let at = event.and_then(|event| event["at"].as_f64());
+    Ok(at.with_context(|| format!("no event {kind}"))? / 1e3)
 }
 
 /// Two machines at a cable of 1 Gbit/s: network namespaces, which go when it is dropped.
