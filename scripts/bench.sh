@@ -42,6 +42,8 @@ if [ "${PARTS:-}" != queue ]; then
     target/release/torpor-bench target/release/torpor "$dir" target/bench.json ${PARTS:-}
 fi
 [ -n "${PARTS:-}" ] && [ -z "${QUEUE_PARTS:-}" ] && exit
+# Without it QEMU, one of the four tools of the study, would be left out.
+[ "${QUEUE_PIECE:-}" != tools ] || scripts/kernel/run --fetch
 kernel=$(ls target/kernel/debian/boot/vmlinuz* 2>/dev/null || true)
 [ -z "$kernel" ] || export TORPOR_TEST_KERNEL="${TORPOR_TEST_KERNEL:-$PWD/$kernel}"
 # shellcheck disable=SC2086 # words
