@@ -188,7 +188,7 @@ fn thought(job: &Job) -> String {
     if job.memory_wanted > 0 {
         return String::new();
     }
-    format!("; it names no --memory, and is thought to need {}", job.memory_counted)
+    format!("; the job names no --memory, and is thought to need {}", job.memory_counted)
 }
 
 /// Under which names the quotas of a job stand: those of the projects that its own lies in bound it,
