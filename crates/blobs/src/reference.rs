@@ -55,6 +55,12 @@ impl Reference {
         reference
     }
 
+    /// Whether both are in the same place, whatever their names are there.
+    #[must_use]
+    pub fn is_beside(&self, other: &Self) -> bool {
+        self.absolute().beside("") == other.absolute().beside("")
+    }
+
     /// The same with a name that leads to the same place from every directory.
     #[must_use]
     pub fn absolute(&self) -> Self {
@@ -177,6 +183,20 @@ mod tests {
         for other in ["dir:/a/b:v1", "localhost:5000/a/b:1.2", "s3://bucket/some/where:x"] {
             assert_eq!(absolute(other), other);
         }
+    }
+
+    #[test]
+    fn names_in_one_place_are_beside_each_other() {
+        let is = |a: &str, b: &str| {
+            a.parse::<Reference>().unwrap().is_beside(&b.parse::<Reference>().unwrap())
+        };
+        assert!(is("dir:/a:v1", "dir:/a") && is("dir:a:v1", "dir:./a:v2"));
+        assert!(is("h.example/a:v1", "h.example/a@sha256:0f") && is("s3://b/p:x", "s3://b/p"));
+        for other in ["dir:/b:v1", "dir:/a/b:v1", "h.example/a:v1", "s3://a:v1"] {
+            assert!(!is("dir:/a:v1", other), "{other}");
+        }
+        assert!(!is("h.example/a:v1", "h.example/b:v1") && !is("h.example/a", "i.example/a"));
+        assert!(!is("s3://b/p:x", "s3://b/q:x") && !is("s3://b/p", "s3://c/p"));
     }
 
     #[test]

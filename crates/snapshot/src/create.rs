@@ -46,7 +46,7 @@ use crate::{
 };
 
 /// Makes a snapshot: starts the container, waits until it is ready, puts it to sleep, and packs
-/// it. With a snapshot of the same name there, only pages that are new are stored.
+/// it. With a snapshot of the same name there, or --base, only pages that are new are stored.
 #[derive(Debug, Args)]
 pub struct CreateArgs {
     /// Where the snapshot is to be: dir:PATH:NAME or HOST/NAME:TAG
@@ -55,6 +55,10 @@ pub struct CreateArgs {
     /// What it is made from: runc:BUNDLE, podman:IMAGE or running:CONTAINER
     #[arg(long, value_name = "SOURCE")]
     from: Source,
+    /// Another snapshot in the same place, the release before for example, whose pages are not stored again. A snapshot
+    /// that has the name REF already is taken in its stead
+    #[arg(long, value_name = "REF", conflicts_with = "recipient")]
+    base: Option<Reference>,
     /// What shows that the application is ready: http://HOST:PORT/PATH or https://HOST:PORT/PATH,
     /// tcp:PORT, log:REGEX, exec:CMD (in the container, or on this host if it has no such program)
     /// or notify (the application writes READY=1 to the socket that NOTIFY_SOCKET names)
@@ -120,7 +124,7 @@ struct Slept {
 pub fn create(args: &CreateArgs) -> Result<ExitCode> {
     let store = store::open(&args.reference)?;
     let signer = args.sign.signer()?;
-    let base = base(&*store, Duration::from_secs(args.wait))?;
+    let base = base(args, &*store)?;
     if args.ready.is_none() && !matches!(args.from, Source::Running(_)) {
         tell!("without --ready it is put to sleep at once, wherever its start is then");
     }
@@ -153,9 +157,40 @@ pub fn create(args: &CreateArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn base(store: &dyn Store, patience: Duration) -> Result<Option<Manifest>> {
-    // Another image of this name is replaced, and has no packs.
-    Ok(patiently(patience, || store.manifest())?.and_then(|bytes| Manifest::parse(&bytes).ok()))
+/// What the snapshot has pages in common with: the one that has its name so far, else that of --base.
+fn base(args: &CreateArgs, store: &dyn Store) -> Result<Option<Manifest>> {
+    if let Some(other) = args.base.as_ref().filter(|other| !other.is_beside(&args.reference)) {
+        let text = format!("--base {other} is not in the same place as {}", args.reference);
+        return Err(Error::new(text)
+            .hint("a snapshot refers to pages in its own repository, directory or prefix only"));
+    }
+    let patience = Duration::from_secs(args.wait);
+    let own = patiently(patience, || store.manifest())?;
+    match (&args.base, own) {
+        (Some(other), None) => named_base(other, patience),
+        // Another image of this name is replaced, and has no packs.
+        (_, own) => Ok(own.and_then(|bytes| Manifest::parse(&bytes).ok())),
+    }
+}
+
+/// The snapshot of --base. Where it is none that has pages to share, a line says so: all pages are stored then.
+fn named_base(reference: &Reference, patience: Duration) -> Result<Option<Manifest>> {
+    let store = store::open(reference)?;
+    let Some(bytes) = patiently(patience, || store.manifest())? else {
+        tell!("there is no snapshot {reference} yet (--base): all pages are stored");
+        return Ok(None);
+    };
+    let found = Manifest::parse(&bytes).map_err(Error::from).and_then(|manifest| {
+        let description = Description::read(&*store, &manifest)?;
+        Ok((manifest, description.sealed))
+    });
+    let why = match found {
+        Ok((manifest, false)) => return Ok(Some(manifest)),
+        Ok((_, true)) => "it is sealed".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    tell!("{reference} has no pages to share (--base): {why}; all pages are stored");
+    Ok(None)
 }
 
 fn report(args: &CreateArgs, description: &Description, published: &Published) {

@@ -184,6 +184,46 @@ fn a_container_starts_from_a_registry_before_its_bytes_are_there() {
     fixture.answers_right("down");
 }
 
+/// A release in which one page of twenty is new, here and there, brings little under a name of its own, where `--base` names
+/// the one before. It does not need that name afterwards.
+#[test]
+fn a_release_of_another_name_brings_what_is_new() {
+    let fixture = Fixture::new("other-name", 10_000);
+    let registry = Registry::start(&fixture);
+    let [first, second, third] =
+        ["v1", "v2", "v3"].map(|tag| format!("{}/team/app:{tag}", registry.host));
+    let create = |reference: &str, base: &str| {
+        let more = ["--ready", "exec:/app ask page 3", "--base", base];
+        let output = fixture.try_create(reference, &more);
+        assert!(output.status.success(), "{}", shown(&output));
+        let made: Value = serde_json::from_slice(&output.stdout).unwrap();
+        (made["uploaded"].as_u64().unwrap(), shown(&output))
+    };
+    // Before the first release there was none.
+    let (all, said) = create(&first, &second);
+    assert!(said.contains(&format!("there is no snapshot {second} yet")), "{said}");
+    fixture.configure(|config| config["process"]["args"][4] = "2".into());
+    let (new, said) = create(&second, &first);
+    assert!(new * 10 <= all && !said.contains("--base"), "{new} of {all} bytes: {said}");
+    let said = |words: &[&str]| fixture.torpor(words).output().unwrap();
+    for words in [["rm", &first], ["verify", &second]] {
+        let output = said(&words);
+        assert!(output.status.success(), "{}", shown(&output));
+    }
+    let ready = ["--ready", "exec:/app ask sum"];
+    fixture.run(&second, "warm", "snapshot", &ready);
+    fixture.run(&second, "cold", "cold", &[&ready[..], &["--policy", "Never"]].concat());
+    let sum = |name: &str| fixture.exec(name, &["/app", "ask", "sum"]);
+    assert_eq!(sum("warm"), sum("cold"));
+    // A snapshot cannot refer to pages that are elsewhere.
+    for base in [format!("{}/team/other:v2", registry.host), fixture.reference()] {
+        let output = fixture.try_create(&third, &["--base", &base]);
+        assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+        let refused = format!("is not in the same place as {third}");
+        assert!(shown(&output).contains(&refused), "{}", shown(&output));
+    }
+}
+
 /// A report is a page that shows what was said.
 #[track_caller]
 fn shows_the_first_second(report: &Path, said: &Value) {
