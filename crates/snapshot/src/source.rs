@@ -24,7 +24,10 @@ impl FromStr for Source {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
-            Some(("runc", path)) if !path.is_empty() => Ok(Self::Runc(path.into())),
+            // It is noted for starts from other directories.
+            Some(("runc", path)) if !path.is_empty() => {
+                std::path::absolute(path).map(Self::Runc).map_err(|error| error.to_string())
+            }
             Some(("podman", image)) if !image.is_empty() => Ok(Self::Podman(image.to_owned())),
             Some(("running", id)) if !id.is_empty() => Ok(Self::Running(id.to_owned())),
             _ => Err("expected runc:BUNDLE, podman:IMAGE or running:CONTAINER".to_owned()),
@@ -71,6 +74,23 @@ impl Base {
                 Ok(Self::Image(Image { name, command: origin.command.clone() }))
             }
             _ => Bundle::of(origin).map(Self::Bundle),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_relative_bundle_is_one_place() {
+        let here = std::env::current_dir().unwrap();
+        let shown = |text: &str| text.parse::<Source>().unwrap().to_string();
+        assert_eq!(shown("runc:./shop"), format!("runc:{}/shop", here.display()));
+        assert_eq!(shown("runc:shop"), shown("runc:./shop"));
+        for other in ["runc:/srv/shop", "podman:./shop", "running:shop"] {
+            assert_eq!(shown(other), other);
         }
     }
 }
