@@ -257,7 +257,7 @@ fn is_cold_where_it_does_not_fit(podman: &Podman<'_>, scratch: &Scratch, warm: &
     assert_eq!(podman.run(&["exec", "changed", "redis-cli", "get", "kept"]), "");
 }
 
-/// The image has what Podman, containerd and CRI-O look for before they restore a container.
+/// The image has what Podman and containerd look for before they restore a container, and CRI-O but for the ID of its image.
 #[track_caller]
 fn is_known(reference: &str) {
     let store = store::open(&reference.parse().unwrap()).unwrap();
@@ -304,6 +304,8 @@ fn is_known(reference: &str) {
     }
     assert_eq!(*podman("rootfsImageID"), text(&config["rootfsImageID"]));
     let base = text(&config["rootfsImageName"]);
+    // One field with two meanings: containerd pulls what it names, CRI-O 1.36 takes nothing there but the ID of an image.
+    // It has what containerd needs.
     let pulled = text(&config["rootfsImageRef"]);
     let (name, digest) = pulled.split_once('@').unwrap();
     assert!(base.starts_with(name) && oci::hex_of(digest).is_some(), "{base}, {pulled}");
