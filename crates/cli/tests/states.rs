@@ -275,6 +275,31 @@ fn tasks_wait_frozen_for_whoever_thaws_them() {
     assert!(task.lives());
 }
 
+#[test]
+fn a_client_gets_its_tasks_frozen() {
+    let Some(group) = Group::new("client", &SPLIT) else { return };
+    let task = Sleeper::start();
+    group.put(task.pid);
+    task.put_to_sleep(&["--manage-cgroups=soft"]);
+    let dir = fs::File::open(task.dir.path()).unwrap();
+    let mut client = Client::start();
+    let opts = CriuOpts {
+        images_dir_fd: std::os::fd::AsRawFd::as_raw_fd(&dir),
+        images_dir: Some(task.images().to_owned()),
+        manage_cgroups: Some(true),
+        torpor_option: vec!["wake-frozen".to_owned()],
+        ..CriuOpts::default()
+    };
+    let response = client.ask(&request(CriuReqType::Restore, opts), "");
+    assert!(response.success, "{response:?}");
+    assert!(group.has(task.pid));
+    wait_until(|| group.is_frozen());
+    assert_eq!(status(task.pid, "TracerPid"), "0");
+    client.finish();
+    group.thaw();
+    assert!(task.lives());
+}
+
 /// The list of devices of a group of version 1.
 const DEVICES: Freezer =
     Freezer { roots: &["/sys/fs/cgroup/devices"], file: "devices.list", words: ["", ""] };

@@ -160,6 +160,7 @@ const EXTENSIONS: &[&str] = &[
     "template",
     "threads",
     "trust",
+    "wake-frozen",
     "wipe-on-fork",
 ];
 
