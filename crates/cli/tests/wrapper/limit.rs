@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{Node, until};
 
@@ -43,10 +43,9 @@ fn begun() -> u64 {
 impl Node {
     /// Limits the memory of the container of a bundle.
     fn limit(&self, name: &str, bytes: u64) {
-        let file = self.path(name).join("config.json");
-        let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
-        config["linux"]["resources"]["memory"] = json!({ "limit": bytes });
-        fs::write(&file, config.to_string()).unwrap();
+        self.configure(name, |config| {
+            config["linux"]["resources"]["memory"] = json!({ "limit": bytes });
+        });
     }
 
     /// What is charged to the group of a container now, and how often the kernel has ended something of it.

@@ -8,6 +8,7 @@ mod kills;
 mod lazy;
 mod limit;
 mod pod;
+mod rights;
 mod rounds;
 #[path = "../sleeper/mod.rs"]
 mod sleeper;
@@ -249,6 +250,14 @@ impl Node {
         self.bundles.push(name.to_owned());
     }
 
+    /// Changes the configuration of a bundle.
+    fn configure(&self, name: &str, change: impl FnOnce(&mut Value)) {
+        let file = self.path(name).join("config.json");
+        let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        change(&mut config);
+        fs::write(&file, config.to_string()).unwrap();
+    }
+
     /// The container of a bundle: of all tests at a time, one name.
     fn id(&self, name: &str) -> String {
         format!("{}-{name}", self.place.path().file_name().unwrap().to_str().unwrap())
@@ -341,28 +350,26 @@ impl Node {
     /// Runs the container `old` of a script that counts, and has it give way. How far it has counted.
     fn saved_of(&mut self, script: &str) -> u64 {
         self.bundle_of("old", "old", "main", script);
-        assert!(self.create("old").status.success(), "{}", self.log());
-        self.good("start", &["old"]);
-        self.counted("old", 5);
-        let _ = self.runc("kill", &["old", "15"]);
-        until("the container has ended", || (self.status("old") == "stopped").then_some(()));
-        self.good("delete", &["old"]);
-        self.count("old").unwrap()
+        self.gives_way("old")
     }
 
-    /// Runs a container, and has it give way.
-    fn saved(&mut self, name: &str) -> u64 {
-        self.bundle(name);
+    /// Runs the container of a bundle, and has it give way. How far it has counted.
+    fn gives_way(&self, name: &str) -> u64 {
         assert!(self.create(name).status.success(), "{}", self.log());
         self.good("start", &[name]);
-        let volume = self.data(name);
-        fs::write(volume.join("kept"), "in an emptyDir").unwrap();
         self.counted(name, 5);
         // What runs no more cannot be told to end, which the shim knows how to take.
         let _ = self.runc("kill", &[name, "15"]);
         until("the container has ended", || (self.status(name) == "stopped").then_some(()));
         self.good("delete", &[name]);
         self.count(name).unwrap()
+    }
+
+    /// Runs a container, and has it give way.
+    fn saved(&mut self, name: &str) -> u64 {
+        self.bundle(name);
+        fs::write(self.data(name).join("kept"), "in an emptyDir").unwrap();
+        self.gives_way(name)
     }
 
     /// Runs a container of a pod that goes on after a checkpoint, and says how far it has counted.
