@@ -19,6 +19,9 @@ pub(crate) const GIVES_WAY: &str = "torpor.dev/gives-way";
 /// are any.
 pub const EXPECTED: &str = "torpor.dev/expected";
 
+/// What is written of a container that could not be restored, and is tried again.
+pub(crate) const AGAIN: &str = "again";
+
 /// The path of a checkpoint.
 #[must_use]
 pub fn path(namespace: &str, name: &str) -> String {
@@ -244,8 +247,13 @@ pub fn objection(pod: &Value, checkpoint: &Value) -> Option<String> {
 /// Whether a container of the pod of a uid has been restored from a checkpoint already.
 #[must_use]
 pub(crate) fn is_spent(checkpoint: &Value, uid: &str, container: &str) -> bool {
+    begun_with(checkpoint).any(|one| one["name"] == container && one["podUID"] == uid)
+}
+
+/// The containers that have begun with a checkpoint, restored or cold.
+pub(crate) fn begun_with(checkpoint: &Value) -> impl Iterator<Item = &Value> {
     let all = checkpoint["status"]["restoredContainers"].as_array();
-    all.is_some_and(|all| all.iter().any(|c| c["name"] == container && c["podUID"] == uid))
+    all.into_iter().flatten().filter(|one| one[AGAIN] != true)
 }
 
 /// Whether it was restored then, and has not started cold.
@@ -332,6 +340,8 @@ mod tests {
         checkpoint["status"]["restoredContainers"] = json!([{ "name": "c", "podUID": "u2" }]);
         assert!(is_spent(&checkpoint, "u2", "c") && is_used(&checkpoint));
         assert!(!is_spent(&checkpoint, "u3", "c"), "another pod of a shared one");
+        checkpoint["status"]["restoredContainers"][0][AGAIN] = json!(true);
+        assert!(!is_spent(&checkpoint, "u2", "c") && !is_used(&checkpoint), "it is tried again");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::api::GROUP;
-use crate::checkpoint::{claimed_by, is_in_progress, is_ready, objection, path, replica};
+use crate::checkpoint::{AGAIN, claimed_by, is_in_progress, is_ready, objection, path, replica};
 use crate::error::{Context, Error, Result};
 use crate::pod::{
     CONNECTIONS, GATE, RESTORE_FROM, RESTORE_REQUEST, Replica, WAITS_SINCE, annotation, condition,
@@ -360,9 +360,11 @@ fn of_checkpoint(pod: &Value, one: &Value) -> Vec<String> {
     let mut lines: Vec<String> = objection(pod, one).into_iter().collect();
     for told in one["status"]["restoredContainers"].as_array().into_iter().flatten() {
         let name = text(told, "/name");
-        lines.push(match told["restored"] == true {
-            true => format!("{name}: restored; {CONNECTIONS}"),
-            false => format!("{name}: started cold: {}", text(told, "/message")),
+        let message = text(told, "/message");
+        lines.push(match (told["restored"] == true, told[AGAIN] == true) {
+            (true, _) => format!("{name}: restored; {CONNECTIONS}"),
+            (false, true) => format!("{name}: not restored, and tried again: {message}"),
+            (false, false) => format!("{name}: started cold: {message}"),
         });
     }
     lines
@@ -397,12 +399,14 @@ mod tests {
                 "restoredContainers": [
                     { "name": "x", "restored": false, "message": "no" },
                     { "name": "y", "restored": true },
+                    { "name": "z", "restored": false, "again": true, "message": "late" },
                 ],
             },
         });
         let lines = account(&pod, &[one]).join("\n");
         assert!(lines.contains("x: started cold: no") && lines.contains("not claimed"), "{lines}");
         assert!(lines.contains(&format!("y: restored; {CONNECTIONS}")), "{lines}");
+        assert!(lines.contains("z: not restored, and tried again: late"), "{lines}");
     }
 
     #[test]

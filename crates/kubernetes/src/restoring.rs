@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::checkpoint::{self, is_ready, is_shared};
+use crate::checkpoint::{self, AGAIN, is_ready, is_shared};
 use crate::pod::{condition, text};
 
 /// Where controllers are told, before namespace and name of the checkpoint.
@@ -39,6 +39,9 @@ pub(crate) enum Report {
         restored: bool,
         /// Why not.
         message: String,
+        /// Whether it has not begun either: it must not start cold, and is tried again.
+        #[serde(default)]
+        again: bool,
     },
 }
 
@@ -47,7 +50,14 @@ impl Report {
     #[must_use]
     pub(crate) fn began(container: &str, restored: bool, message: &str) -> Self {
         let (container, message) = (container.to_owned(), message.to_owned());
-        Self::Began { container, restored, message }
+        Self::Began { container, restored, message, again: false }
+    }
+
+    /// That a container could not be restored, and why: it is tried again.
+    #[must_use]
+    pub(crate) fn failed(container: &str, message: &str) -> Self {
+        let (container, message) = (container.to_owned(), message.to_owned());
+        Self::Began { container, restored: false, message, again: true }
     }
 
     /// Writes it into the status of a checkpoint; whether that has changed it.
@@ -81,13 +91,16 @@ impl Report {
                 Err("its pod does not begin on this node".into())
             }
             Self::Memory { comes } => Ok(checkpoint::set_memory_comes(object, *comes)),
-            Self::Began { container, restored, message } => {
+            Self::Began { container, restored, message, again } => {
                 let status = &mut object["status"];
                 let mut all = status["restoredContainers"].as_array().cloned().unwrap_or_default();
                 let message: String = message.chars().take(LONGEST).collect();
-                let one = json!({
+                let mut one = json!({
                     "name": container, "podUID": uid, "restored": restored, "message": message,
                 });
+                if *again {
+                    one[AGAIN] = json!(true);
+                }
                 if all.contains(&one) {
                     return Ok(false);
                 }

@@ -44,6 +44,11 @@ fn patiently<T>(until: Instant, ask: impl Fn() -> Result<T>) -> Result<T> {
     }
 }
 
+/// Whether a pod is tried again in place of starting cold.
+fn must_be_restored(pod: &Value) -> bool {
+    annotation(pod, RESTORE_POLICY) == Some("Always")
+}
+
 /// Waits for memory that comes late, since another pod wants it so.
 fn whole(dir: &Path, until: Instant) -> Result<()> {
     while comes_late(dir) {
@@ -67,7 +72,7 @@ impl Node {
         let pod = patiently(began + RETURNS, || self.pod(container))?;
         let Some(pod) = pod else { return Ok(Answer::Plain) };
         let Some(name) = annotation(&pod, RESTORE_FROM) else { return Ok(Answer::Plain) };
-        let always = annotation(&pod, RESTORE_POLICY) == Some("Always");
+        let always = must_be_restored(&pod);
         let until = began + self.patience;
         let answer = patiently(until, || self.restorable(&pod, container, name, always, until));
         if let Err(error) = &answer {
@@ -98,7 +103,8 @@ impl Node {
         }
         // One that has crashed since begins anew.
         let is_over = match always {
-            // One that must not start cold is tried again.
+            // One that must not start cold is tried again, though an older controller, or an older definition, has no word
+            // for that.
             true => is_restored(&object, &container.uid, &container.name),
             false => is_spent(&object, &container.uid, &container.name),
         };
@@ -196,14 +202,24 @@ impl Node {
         restored: bool,
         reason: &str,
     ) -> Result<Answer> {
-        let counter = if restored { "containers_restored_total" } else { "containers_cold_total" };
-        self.counters.add(counter, 1);
-        let Some(pod) = self.pod(container)? else { return Ok(Answer::Noted) };
+        let pod = self.pod(container)?;
+        // One that must not start cold has not begun.
+        let again = !restored && pod.as_ref().is_some_and(must_be_restored);
+        if !again {
+            let cold = !restored;
+            let counter = if cold { "containers_cold_total" } else { "containers_restored_total" };
+            self.counters.add(counter, 1);
+        }
+        let Some(pod) = pod else { return Ok(Answer::Noted) };
         let Some(name) = annotation(&pod, RESTORE_FROM).filter(|name| is_name(name)) else {
             return Ok(Answer::Noted);
         };
-        // Whether it was restored or not: it has begun, and begins anew if it is started again.
-        let told = self.report(container, name, &Report::began(&container.name, restored, reason));
+        let report = match again {
+            true => Report::failed(&container.name, reason),
+            // Whether it was restored or not: it has begun, and begins anew if it is started again.
+            false => Report::began(&container.name, restored, reason),
+        };
+        let told = self.report(container, name, &report);
         let (kind, why, text) = match restored {
             true => (Kind::RestoredPod, "RestoreSucceeded", format!("continues from {name}")),
             false => (Kind::ColdPod, "NotRestored", reason.to_owned()),

@@ -9,8 +9,8 @@ use super::policy::Start;
 use super::turns::Places;
 use super::{migrate, policy, turns};
 use crate::checkpoint::{
-    NODE_LABEL, claimed_by, ends_its_pod, gives_way, is_in_progress, is_ordered, is_ready,
-    is_sealed, is_shared, is_used, lost_work, memory_comes, replica,
+    NODE_LABEL, begun_with, claimed_by, ends_its_pod, gives_way, is_in_progress, is_ordered,
+    is_ready, is_sealed, is_shared, is_used, lost_work, memory_comes, replica,
 };
 use crate::disruption::{Fate, fate, job_of};
 use crate::pod::{
@@ -387,10 +387,10 @@ fn of_checkpoint(one: &Value, pods: &[Value], limits: Limits, now: i64) -> Optio
     let Some(uid) = claimed_by(one) else {
         return if age(one, now) >= limits.unclaimed { remove() } else { None };
     };
-    match (is_there(uid, pods), is_abandoned(one, pods)) {
-        (true, _) => None,
-        (false, true) if lost_work(one).is_some() => remove(),
-        (false, true) => Some(Action::Release { checkpoint: one.clone() }),
+    match (is_abandoned(one, pods), is_there(uid, pods)) {
+        (true, _) if lost_work(one).is_some() => remove(),
+        (true, _) => Some(Action::Release { checkpoint: one.clone() }),
+        (false, true) => None,
         // What it was good for is done, or was begun by a pod that is gone.
         (false, false) => remove(),
     }
@@ -425,10 +425,20 @@ fn is_there(uid: &str, pods: &[Value]) -> bool {
     pods.iter().any(|pod| text(pod, "/metadata/uid") == uid)
 }
 
-/// Whether the pod that a checkpoint is for is gone before it has begun: the checkpoint is free next.
+/// Whether the pod that a checkpoint is for is gone or has failed before it has begun: the checkpoint is free next.
 fn is_abandoned(one: &Value, pods: &[Value]) -> bool {
-    let began = one["status"]["restoredContainers"].as_array().is_some_and(|all| !all.is_empty());
-    !began && claimed_by(one).is_some_and(|uid| !is_there(uid, pods))
+    let Some(uid) = claimed_by(one) else { return false };
+    let began = begun_with(one).next().is_some();
+    !began && !pods.iter().any(|pod| text(pod, "/metadata/uid") == uid && may_begin(pod, one))
+}
+
+/// Whether a pod may begin with its checkpoint, or may have begun and nobody could be told.
+fn may_begin(pod: &Value, checkpoint: &Value) -> bool {
+    let status = &checkpoint["status"];
+    let was_about_to = !text(status, "/restoringOn").is_empty();
+    let mut tried = status["restoredContainers"].as_array().into_iter().flatten();
+    let has_tried = tried.any(|one| one["podUID"] == pod["metadata"]["uid"]);
+    text(pod, "/status/phase") != "Failed" || was_about_to && !has_tried
 }
 
 #[cfg(test)]

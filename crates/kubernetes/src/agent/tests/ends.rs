@@ -179,7 +179,7 @@ fn nobody_is_told_of_a_container_whose_start_may_have_been_killed() {
 fn what_must_not_start_cold_is_tried_again() {
     let (server, place) = cluster();
     let (node1, node2) = (agent(&server, "node1", &place), agent(&server, "node2", &place));
-    given_way(&server, &node1);
+    let name = given_way(&server, &node1);
     let ask = Ask::Create { container: container("new") };
     let failed = Ask::Begins { container: container("new"), restored: false, reason: "x".into() };
     let mut pod = server.get(POD).unwrap();
@@ -188,10 +188,17 @@ fn what_must_not_start_cold_is_tried_again() {
     assert!(matches!(node2.answer(&ask).unwrap(), Answer::Restore { always: true, .. }));
     node2.answer(&failed).unwrap();
     assert!(matches!(node2.answer(&ask).unwrap(), Answer::Restore { always: true, .. }));
+    let object = || server.get(&path("a", &name)).unwrap();
+    assert!(!checkpoint::is_used(&object()), "it has not begun: {}", object());
+    let cold = |count| format!("\ntorpor_containers_cold_total {count}\n");
+    assert!(node2.counters.text().contains(&cold(0)));
     // One that has started cold instead begins anew.
     pod["metadata"]["annotations"][RESTORE_POLICY] = json!("IfPresent");
     server.put(POD, pod);
+    node2.answer(&failed).unwrap();
+    assert!(node2.counters.text().contains(&cold(1)));
     assert_eq!(node2.answer(&ask).unwrap(), Answer::Plain);
+    assert!(checkpoint::is_used(&object()), "{}", object());
 }
 
 #[test]

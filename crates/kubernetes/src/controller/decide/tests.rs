@@ -232,6 +232,33 @@ fn claims_are_finished_released_and_removed() {
     assert!(matches!(actions.as_slice(), [Action::Remove { .. }]));
 }
 
+/// Its pod must not start cold, however often it has to be tried: what failed is no beginning.
+#[test]
+fn a_checkpoint_is_kept_for_whoever_tries_again() {
+    let new = pod("n", "0", false);
+    let mut one = checkpoint(&pod("o", "0", false));
+    one["metadata"]["creationTimestamp"] = json!("2025-12-31T00:00:00Z");
+    one["status"]["claimedBy"] = json!({ "uid": "n" });
+    let failed = json!({ "name": "c", "podUID": "n", "restored": false, "again": true });
+    one["status"]["restoredContainers"] = json!([failed]);
+    assert_eq!(decided(std::slice::from_ref(&new), std::slice::from_ref(&one)), []);
+    let released = [Action::Release { checkpoint: one.clone() }];
+    assert_eq!(decided(&[], std::slice::from_ref(&one)), released, "its pod is gone");
+    // That of a Job fails, if it does not start its containers again.
+    let mut failed = new;
+    failed["status"]["phase"] = json!("Failed");
+    one["status"]["restoringOn"] = json!("n2");
+    let released = [Action::Release { checkpoint: one.clone() }];
+    assert_eq!(decided(std::slice::from_ref(&failed), std::slice::from_ref(&one)), released);
+    // One that was about to begin may have, and its agent has not said so.
+    one["status"]["restoredContainers"][0]["podUID"] = json!("before");
+    assert_eq!(decided(std::slice::from_ref(&failed), std::slice::from_ref(&one)), []);
+    // One that no node has taken has not.
+    one["status"]["restoringOn"] = Value::Null;
+    let released = [Action::Release { checkpoint: one.clone() }];
+    assert_eq!(decided(std::slice::from_ref(&failed), std::slice::from_ref(&one)), released);
+}
+
 #[test]
 fn pods_start_warm_by_policy() {
     let mut snapshot = checkpoint(&pod("o", "", false));

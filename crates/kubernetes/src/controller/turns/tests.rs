@@ -88,6 +88,13 @@ impl Cluster {
                 Action::Claim { pod, checkpoint } | Action::Queue { pod, checkpoint } => {
                     (pod.clone(), checkpoint)
                 }
+                // That of a pod that has failed.
+                Action::Release { checkpoint } => {
+                    let is_it = |one: &&mut Value| **one == *checkpoint;
+                    let free = self.checkpoints.iter_mut().find(is_it).unwrap();
+                    free["status"]["claimedBy"] = Value::Null;
+                    continue;
+                }
                 other => panic!("{other:?}"),
             };
             let (name, uid) = (text(&pod, "/metadata/name"), text(&pod, "/metadata/uid"));
