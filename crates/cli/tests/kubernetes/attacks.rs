@@ -154,11 +154,7 @@ fn annotations(cluster: &Cluster, free: &Value) {
         refused(cluster.kubectl("admin", &own, ""), "controller's");
     }
     // Alice may make pods, and may not restore.
-    let may = ["create", "clusterrolebinding", "alice", "--clusterrole=edit", "--user=alice"];
-    cluster.kubectl("admin", &may, "").unwrap();
-    cluster.until("alice may make pods", || {
-        cluster.kubectl("alice", &["auth", "can-i", "create", "pods"], "").ok()
-    });
+    cluster.bind("alice", "edit", ["create", "pods"]);
     let asks = names("asks", "default", "torpor.dev/restore-request", name);
     refused(cluster.kubectl("alice", &create, &asks.to_string()), "may not restore");
     // Nor does she by the name of an owner, or by asking for it later.

@@ -143,11 +143,11 @@ impl Cluster {
     }
 
     /// `kubectl torpor`, which finds its kubectl on the path.
-    pub fn plugin(&self, words: &[&str]) -> Result<String, String> {
+    pub fn plugin(&self, user: &str, words: &[&str]) -> Result<String, String> {
         let bin = self.place.path().join("bin");
         let path = format!("PATH={}:{}", bin.display(), std::env::var("PATH").unwrap());
         let output = Command::new(bin.join("inside"))
-            .args(["env", &path])
+            .args(["env", &path, &format!("KUBE_USER={user}")])
             .arg(bin.join("kubectl-torpor"))
             .args(words)
             .stdin(Stdio::null())
@@ -158,6 +158,17 @@ impl Cluster {
             true => Ok(text(&output.stdout)),
             false => Err(text(&output.stderr)),
         }
+    }
+
+    /// Gives a user the rights of a role, and waits until that is so by an example of what they allow.
+    pub fn bind(&self, user: &str, role: &str, [verb, resource]: [&str; 2]) {
+        let [name, role] = [format!("{user}-{role}"), format!("--clusterrole={role}")];
+        let to = format!("--user={user}");
+        let words = ["create", "clusterrolebinding", &name, &role, &to];
+        self.kubectl("admin", &words, "").unwrap();
+        self.until(&format!("{user} may {verb} {resource}"), || {
+            self.kubectl(user, &["auth", "can-i", verb, resource], "").ok()
+        });
     }
 
     pub fn get(&self, words: &[&str]) -> Value {
@@ -329,6 +340,15 @@ impl Cluster {
             self.counts(&pod).filter(|(_, last, _)| *last >= 10)
         });
         (pod, told, began)
+    }
+
+    /// Has pods of `app` start warm, as soon as there is a snapshot of one.
+    pub fn starts_warm(&self, app: &str) {
+        self.apply(&json!({
+            "apiVersion": "torpor.dev/v1alpha1", "kind": "PodSnapshotPolicy",
+            "metadata": { "name": app },
+            "spec": { "selector": { "matchLabels": { "app": app } }, "start": "IfPresent" },
+        }));
     }
 
     /// A move to a node that is not there fails, and leaves nothing behind.

@@ -52,7 +52,7 @@ fn what_one_apply_installs_saves_pods_and_is_removed_without_harm() {
     cluster.delete(&["pod/urgent-set"]);
     cluster.give_way("set");
     // A kubelet makes a checkpoint only if the API server tells it that the agent may have that.
-    let name = cluster.plugin(&["checkpoint", "set-0"]).unwrap();
+    let name = cluster.plugin("admin", &["checkpoint", "set-0"]).unwrap();
     let order = cluster.until("the order is carried out", || {
         let order = cluster.get(&["pcp", name.trim()]);
         let all = order["status"]["conditions"].as_array()?;

@@ -14,6 +14,7 @@ mod installed;
 mod kills;
 mod memory;
 mod nodes;
+mod orders;
 mod pod;
 mod replicas;
 mod store;
@@ -115,7 +116,7 @@ fn pods_start_warm_by_policy_and_move_alive() {
     let (old, told, began) = cluster.counting("moved");
     let name = old["metadata"]["name"].as_str().unwrap();
     cluster.fails_to_move(name);
-    let target = cluster.plugin(&["migrate", name]).unwrap();
+    let target = cluster.plugin("admin", &["migrate", name]).unwrap();
     let new = cluster.goes_on("moved", &old["metadata"]["uid"], told, &began);
     assert_eq!(new["metadata"]["name"], target.trim());
     assert_ne!(new["spec"]["nodeName"], old["spec"]["nodeName"]);
@@ -128,11 +129,7 @@ fn pods_start_warm_by_policy_and_move_alive() {
     says_that_connections_are_closed(&cluster, name, target.trim());
     cluster.delete(&["deployment/moved"]);
 
-    cluster.apply(&json!({
-        "apiVersion": "torpor.dev/v1alpha1", "kind": "PodSnapshotPolicy",
-        "metadata": { "name": "warm" },
-        "spec": { "selector": { "matchLabels": { "app": "warm" } }, "start": "IfPresent" },
-    }));
+    cluster.starts_warm("warm");
     outside(&cluster, "first");
     let mut warm = deployment("warm", 100);
     let pod = &mut warm["spec"]["template"]["spec"];
@@ -176,7 +173,7 @@ fn says_that_connections_are_closed(cluster: &Cluster, source: &str, target: &st
     let message = done.unwrap()["status"]["message"].as_str().unwrap();
     let events = cluster.get(&["events", "--field-selector=reason=Moved"]);
     let event = events["items"][0]["message"].as_str().unwrap();
-    let told = cluster.plugin(&["explain", target]).unwrap();
+    let told = cluster.plugin("admin", &["explain", target]).unwrap();
     for text in [message, event, &told] {
         assert!(text.contains("established connections were closed"), "{text}");
     }
