@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, always, cluster, cluster_with, set, template};
+use crate::cluster::{Cluster, always, cluster, cluster_with, deployment, set, template};
 
 /// A registry that both nodes see, and what is kept there.
 const REGISTRY: &str = "10.77.0.1:5000";
@@ -54,6 +54,13 @@ impl Cluster {
             self.kubectl("admin", &force, "").unwrap();
         }
         self.kubectl("admin", &["cordon", node], "").unwrap();
+    }
+
+    /// Gives the agent of a node a login to the registry.
+    fn login(&self, node: &str) {
+        let login = json!({ "auths": { REGISTRY: { "auth": "dGVhbTpyaWdodA==" } } });
+        let file = self.place.path().join(node).join("store.json");
+        fs::write(file, login.to_string()).unwrap();
     }
 
     /// Has Debian's registry, which knows one user: `team`, whose password is `right`.
@@ -114,15 +121,21 @@ fn sealed(store: &Path) {
     assert_eq!(String::from_utf8_lossy(&found.unwrap().stdout), "", "memory in plain text");
 }
 
+/// A cluster whose store is a registry.
+fn registered(test: &str) -> Option<Cluster> {
+    let variables = [("TORPOR_STORE", REPOSITORY), ("TORPOR_INSECURE_REGISTRIES", REGISTRY)];
+    let cluster = cluster_with(test, &variables)?;
+    cluster.registry();
+    Some(cluster)
+}
+
 #[test]
 fn a_pod_fetches_from_a_registry_as_its_namespace_lets_it() {
-    let variables = [("TORPOR_STORE", REPOSITORY), ("TORPOR_INSECURE_REGISTRIES", REGISTRY)];
-    let test = "a_pod_fetches_from_a_registry_as_its_namespace_lets_it";
-    let Some(cluster) = cluster_with(test, &variables) else { return };
-    cluster.registry();
+    let Some(cluster) = registered("a_pod_fetches_from_a_registry_as_its_namespace_lets_it") else {
+        return;
+    };
     // The node that stores has a login, the one that fetches has none: its pods have.
-    let login = json!({ "auths": { REGISTRY: { "auth": "dGVhbTpyaWdodA==" } } });
-    fs::write(cluster.place.path().join("node1/store.json"), login.to_string()).unwrap();
+    cluster.login("node1");
     let secret = ["create", "secret", "docker-registry", "pull"];
     let says = ["--docker-server=10.77.0.1:5000", "--docker-username=team"];
     let words = [&secret[..], &says, &["--docker-password=right"]].concat();
@@ -166,6 +179,29 @@ fn a_pod_fetches_from_a_registry_as_its_namespace_lets_it() {
     cluster.scale("welcome", 1);
     let (old, told, began) = welcome;
     let new = cluster.goes_on("welcome", &old["metadata"]["uid"], told, &began);
+    assert_eq!(new["status"]["containerStatuses"][0]["restartCount"], 0);
+    assert_eq!(cluster.counter("node2", "torpor_checkpoints_from_store_total"), 1);
+}
+
+#[test]
+fn pods_start_warm_from_a_registry_when_the_node_of_their_snapshot_is_lost() {
+    let test = "pods_start_warm_from_a_registry_when_the_node_of_their_snapshot_is_lost";
+    let Some(cluster) = registered(test) else { return };
+    for node in ["node1", "node2"] {
+        cluster.login(node);
+    }
+    // No snapshot goes ahead to a node that takes no pods.
+    cluster.kubectl("admin", &["cordon", "node2"], "").unwrap();
+    cluster.starts_warm("warm");
+    cluster.apply(&deployment("warm", 100));
+    let (first, _, began) = cluster.counting("warm");
+    cluster.stored(1);
+    assert_eq!(cluster.counter("node1", "torpor_checkpoints_not_stored_total"), 0);
+    cluster.kubectl("admin", &["uncordon", "node2"], "").unwrap();
+    assert_eq!(cluster.counter("node2", "torpor_checkpoints_from_store_total"), 0);
+    cluster.lose_node("node1", &[first["metadata"]["name"].as_str().unwrap()]);
+    let new = cluster.goes_on("warm", &first["metadata"]["uid"], 0, &began);
+    assert_eq!(new["spec"]["nodeName"], "node2");
     assert_eq!(new["status"]["containerStatuses"][0]["restartCount"], 0);
     assert_eq!(cluster.counter("node2", "torpor_checkpoints_from_store_total"), 1);
 }
