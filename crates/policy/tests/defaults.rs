@@ -16,11 +16,12 @@ use torpor_policy::{
 const BEGIN: &str = "<!-- made by crates/policy/tests/defaults.rs -->\n";
 const END: &str = "<!-- end -->\n";
 
-/// A container as runc makes it without further options, which has given up new privileges.
+/// A container as runc makes it without further options, which has given up new privileges and has a security profile.
 const UNPRIVILEGED: &str = r#"{
     "ociVersion": "1.0.2",
     "process": {
         "noNewPrivileges": true,
+        "apparmorProfile": "container",
         "capabilities": {"bounding": ["CAP_AUDIT_WRITE", "CAP_KILL", "CAP_NET_BIND_SERVICE",
                                       "CAP_CHOWN"],
                          "permitted": ["CAP_AUDIT_WRITE", "CAP_KILL", "CAP_NET_BIND_SERVICE"]}
@@ -116,6 +117,9 @@ fn rows() -> Vec<(&'static str, Ask)> {
             Ask::SystemCalls(vec![text("keyctl")]),
         ),
         ("new privileges", Ask::NoNewPrivileges(false)),
+        ("the security profile of the configuration", Ask::Profile(Some(text("container")))),
+        ("another security profile", Ask::Profile(Some(text("unconfined")))),
+        ("no security profile", Ask::Profile(None)),
         ("this host's pid namespace", Ask::HostNamespace("pid")),
         ("this host's network namespace", Ask::HostNamespace("net")),
         (
@@ -213,8 +217,6 @@ fn rows() -> Vec<(&'static str, Ask)> {
 /// A new kind of request does not compile until it is in a row, or is said to need none.
 fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
     match ask {
-        // Profiles where no module gives any are never limited.
-        Ask::Profile(_) => true,
         Ask::Namespace { .. }
         | Ask::GivenNamespace(_)
         | Ask::HostNames(_)
@@ -241,6 +243,7 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
         | Ask::Seccomp(_)
         | Ask::SystemCalls(_)
         | Ask::NoNewPrivileges(_)
+        | Ask::Profile(_)
         | Ask::HostNamespace(_)
         | Ask::Cgroup { .. }
         | Ask::Delegated { .. }
@@ -275,7 +278,7 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
     }
 }
 
-/// A caller who is root, in a group of its own.
+/// A caller who is root, in a group of its own, where a security module works.
 fn caller(spec: Option<&str>) -> Passed {
     Passed {
         capabilities: Capabilities((1 << 41) - 1),
@@ -284,6 +287,7 @@ fn caller(spec: Option<&str>) -> Passed {
         cgroups: Some(Roots { given: vec![(None, PathBuf::from("/mine"))], ..Roots::default() }),
         spec: spec.map(|spec| Spec::parse(spec.as_bytes()).unwrap().unwrap()),
         exists: Some(|_| false),
+        profiles_work: true,
         ..Passed::default()
     }
 }
