@@ -577,6 +577,83 @@ fn restores_are_made_of_types() {
     }
 }
 
+/// Whether code reads what images say: by a call of theirs, or by that of a type that is read of them.
+fn reads_images(text: &str) -> bool {
+    const CALLS: [&str; 5] = [".read_one", ".read_all", ".read_opt", ".reader(", ".inventory("];
+    const OF_TYPES: [&str; 6] = ["::read(", "::read_all(", "::all(", "::each(", "::of(", "::open("];
+    /// They are made of images, and read nothing yet.
+    const HANDLES: [&str; 2] = ["Bulk", "Identity"];
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let code = text.lines().map(str::trim).filter(|line| !line.starts_with("//"));
+    let code: String = code.collect();
+    code.match_indices("images").any(|(at, name)| {
+        let (before, after) = (&code[..at], &code[at + name.len()..]);
+        let before = before.trim_end_matches(|c| is_word(c) || ['.', '&'].contains(&c));
+        let owner = OF_TYPES.iter().find_map(|call| before.strip_suffix(call));
+        let owner = owner.and_then(|path| path.rsplit(|c| !is_word(c)).next());
+        let is_type = owner
+            .is_some_and(|name| name.starts_with(char::is_uppercase) && !HANDLES.contains(&name));
+        let is_given = is_type && !after.starts_with(is_word);
+        CALLS.iter().any(|call| after.starts_with(call)) || is_given
+    })
+}
+
+#[test]
+fn reading_is_seen_in_code() {
+    let reading = [
+        "let a: A = images.read_one(kind::A, 0)?;",
+        "cx.images\n    .read_all_or_empty::<A>(kind::A, 0)",
+        "A::read(&cx.images, 1)",
+        "A::all(\n    images,\n)",
+    ];
+    let others =
+        ["// images.read_one(", "images.writer(a)", "Bulk::of(&last.images)", "A::read(images_of)"];
+    assert!(reading.into_iter().all(reads_images));
+    assert!(!others.into_iter().any(reads_images));
+}
+
+/// What makes a tree does not read images: all that they say was read before anything was made, and judged. What is
+/// large is referred to, and read when it is put in place (docs/adr/0019-read-twice.md).
+#[test]
+fn images_are_read_before_anything_is_made() {
+    const MAKERS: [&str; 8] =
+        ["cgroup/", "file/", "lazy/", "memory/", "namespace/", "network/", "restore/", "task/"];
+    const BEFORE: &str = "before anything is made";
+    const CONTENT: &str = "content, which a plan refers to";
+    /// It is to have been read before: take it out here when it has.
+    const WHILE: &str = "while files are opened";
+    const READERS: [(&str, &str); 21] = [
+        ("file/ghost.rs", CONTENT),
+        ("file/lock.rs", WHILE),
+        ("file/memfd.rs", WHILE),
+        ("file/opener.rs", WHILE),
+        ("file/queue.rs", CONTENT),
+        ("file/socket/queue.rs", WHILE),
+        ("file/socket/tcp.rs", WHILE),
+        ("file/tty/restore.rs", WHILE),
+        ("file/tun.rs", WHILE),
+        ("lazy/daemon.rs", "which checkpoint the pages belong to, to find another that has them"),
+        ("lazy/working_set.rs", "in which order pages come"),
+        ("namespace/filling.rs", BEFORE),
+        ("namespace/ipc/filling.rs", BEFORE),
+        ("namespace/net/filling.rs", BEFORE),
+        ("restore/compare.rs", "whether two checkpoints are alike; nothing is made of it"),
+        ("restore/listed.rs", BEFORE),
+        ("restore/load.rs", BEFORE),
+        ("restore/pages.rs", CONTENT),
+        ("restore/planned.rs", BEFORE),
+        ("restore/rounds.rs", "whether a round is damaged; it has pages alone"),
+        ("restore/unused.rs", BEFORE),
+    ];
+    let makes = |file: &str| MAKERS.iter().any(|folder| file.starts_with(folder));
+    let code = |text: &str| text.split("#[cfg(test)]\nimpl").next().unwrap().to_owned();
+    let files = files_of_engine().into_iter().map(|(file, text)| (file, code(&text)));
+    let found = files.filter(|(file, text)| makes(file) && reads_images(text));
+    let found: Vec<String> = found.map(|(file, _)| file).collect();
+    let known = READERS.map(|(file, _)| file);
+    assert!(found.iter().eq(known.iter()), "these read images: {found:#?}");
+}
+
 /// The guardian runs when all else has gone wrong: it imports nothing that it undoes.
 #[test]
 fn the_guardian_knows_nothing_of_what_it_undoes() {

@@ -94,7 +94,7 @@ pub struct Tun {
 ///
 /// # Errors
 /// If images are damaged, or contradict each other.
-pub fn external_key(images: &ImageDir, id: u32) -> Result<Option<String>> {
+pub(crate) fn external_key(images: &ImageDir, id: u32) -> Result<Option<String>> {
     let entry: Option<NetnsEntry> = images.read_opt(kind::NETNS, id.into())?;
     Ok(entry.and_then(|entry| entry.ext_key))
 }

@@ -18,6 +18,7 @@ use crate::error::{Context, Error, Result};
 use crate::namespace::user::IdMaps;
 use crate::network::accept::Running;
 use crate::options::{Given, JoinNs, Network};
+use crate::restore::bulk::Bulk;
 use crate::restore::image::TaskImage;
 use crate::restore::tasks::Task;
 
@@ -63,8 +64,8 @@ pub(crate) struct Homes<'a> {
     pub given: &'a Given,
     /// What network namespaces become.
     pub network: &'a Network,
-    /// The images.
-    pub images: &'a ImageDir,
+    /// What is read of the images only now.
+    pub bulk: Bulk<'a>,
     /// Whether later rounds follow.
     pub staged: bool,
     /// The namespaces that were made or joined.
@@ -93,7 +94,7 @@ impl RootSpaces {
         let pids = pid::external(&cx.given.inherit_fd, cx.spaces)?;
         let clocks = match joined(cx, NsKind::Time) {
             Some(_) => None,
-            None => Offsets::load(cx.images, cx.spaces)?,
+            None => Offsets::of_root(cx.spaces)?,
         };
         note_clocks(cx.spaces, clocks);
         let mut flags = 0;
@@ -182,14 +183,14 @@ pub(crate) fn fill(cx: &mut Homes<'_>, handed_over: &[u32]) -> Result<()> {
     let networks: Vec<u32> =
         fresh.iter().filter(|(kind, _)| *kind == NsKind::Net).map(|(_, id)| *id).collect();
     if !cx.network.empty {
-        cx.spaces.networks = net::items::OfCaller::of_new(cx.images, cx.spaces, &networks)?;
+        cx.spaces.networks = net::items::OfCaller::of_new(cx.spaces, &networks)?;
     }
-    net::restore((&cx.given.external, cx.network), cx.images, cx.spaces, cx.staged, &networks)?;
+    net::restore((&cx.given.external, cx.network), cx.spaces, cx.staged, &networks)?;
     for (kind, id) in fresh {
         match kind {
-            NsKind::Uts => uts::restore(cx.images, cx.spaces, id)?,
+            NsKind::Uts => uts::restore(cx.spaces, id)?,
             NsKind::Ipc if !cx.staged => {
-                ipc::restore(cx.images, cx.id_maps, cx.spaces, id)?;
+                ipc::restore(cx.bulk, cx.id_maps, cx.spaces, id)?;
             }
             _ => {}
         }
@@ -206,8 +207,8 @@ pub(crate) fn restore_late(cx: &mut Homes<'_>) -> Result<()> {
     let new = cx.spaces.all.iter().filter(|ns| is_new(cx, ns)).map(|ns| (ns.kind, ns.id));
     for (kind, id) in new.collect::<Vec<_>>() {
         match kind {
-            NsKind::Ipc => ipc::restore(cx.images, cx.id_maps, cx.spaces, id)?,
-            NsKind::Net => net::restore_connections(cx.network, cx.images, cx.spaces, id)?,
+            NsKind::Ipc => ipc::restore(cx.bulk, cx.id_maps, cx.spaces, id)?,
+            NsKind::Net => net::restore_connections(cx.network, cx.spaces, id)?,
             _ => {}
         }
     }
@@ -229,7 +230,7 @@ pub(crate) fn set_clocks(cx: &mut Homes<'_>) -> Result<()> {
     if joined(cx, NsKind::Time).is_some() {
         return Ok(());
     }
-    let Some(clocks) = Offsets::load(cx.images, cx.spaces)? else { return Ok(()) };
+    let Some(clocks) = Offsets::of_root(cx.spaces)? else { return Ok(()) };
     note_clocks(cx.spaces, Some(clocks));
     let root = cx.tasks[0].remote()?;
     let pid = root.pid();
@@ -263,7 +264,7 @@ fn is_new(cx: &Homes<'_>, ns: &Namespace) -> bool {
 pub(crate) fn finish(cx: &mut Homes<'_>) -> Result<()> {
     let new = |ns: &&Namespace| is_new(cx, ns);
     let ids: Vec<u32> = cx.spaces.of_kind(NsKind::Ipc).filter(new).map(|ns| ns.id).collect();
-    ids.into_iter().try_for_each(|id| ipc::finish(cx.images, cx.id_maps, cx.spaces, id))
+    ids.into_iter().try_for_each(|id| ipc::finish(cx.id_maps, cx.spaces, id))
 }
 
 /// Has the root husk enter what `--join-ns` gives: the user namespace last, because the

@@ -4,6 +4,7 @@ mod ask;
 pub(crate) mod clocks;
 mod enter;
 mod external;
+pub(crate) mod filling;
 pub(crate) mod homes;
 pub(crate) mod ipc;
 mod left_out;
@@ -78,6 +79,8 @@ pub(crate) struct Namespaces {
     pub(crate) clocks: HashMap<u32, clocks::Offsets>,
     /// What of the network namespaces that were filled is the caller's doing.
     pub(crate) networks: net::items::OfCaller,
+    /// What those that are made are filled with.
+    pub(crate) filling: filling::Filling,
 }
 
 impl Namespaces {
@@ -147,6 +150,17 @@ impl Namespaces {
         // It came into being with its first task.
         let file = crate::proc::open(ns.pid, "ns/net")?;
         run_in(&[file.as_fd()], work)
+    }
+
+    /// Those for which there is something to be filled with, by kind and number: all that are made, and networks that are
+    /// joined, whose devices the caller may name.
+    pub(crate) fn filled(&self) -> impl Iterator<Item = (NsKind, u32)> {
+        let own = self.all.iter().filter(|ns| !ns.is_host);
+        let filled = own.filter(|ns| match self.given.get(&ns.id) {
+            None => true,
+            Some(given) => given.key.is_none() && ns.kind == NsKind::Net,
+        });
+        filled.map(|ns| (ns.kind, ns.id))
     }
 
     /// The user namespace of the root task, if it is not the caller's own.

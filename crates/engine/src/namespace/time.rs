@@ -128,22 +128,17 @@ impl Offsets {
     /// Those of the root task; `None` if it is to share the caller's clocks.
     ///
     /// # Errors
-    /// If images are damaged, or contradict each other.
-    pub(crate) fn load(images: &ImageDir, spaces: &Namespaces) -> Result<Option<Self>> {
+    /// If the namespace is none that is made; if this process cannot read its own offsets.
+    pub(crate) fn of_root(spaces: &Namespaces) -> Result<Option<Self>> {
         let own = of_root(spaces);
         if own == 0 && std::fs::metadata("/proc/self/ns/time").is_err() {
             // A kernel without time namespaces: the clocks are the host's.
             return Ok(None);
         }
-        let times = if own == 0 { ClockTimes::read(images, 0)? } else { Some(times(images, own)?) };
-        times.as_ref().map(Offsets::of).transpose()
+        let filling = &spaces.filling;
+        let times = if own == 0 { filling.clocks_of_host() } else { Some(filling.clocks(own)?) };
+        times.map(Offsets::of).transpose()
     }
-}
-
-/// What the clocks of a namespace of the tasks showed.
-fn times(images: &ImageDir, id: u32) -> Result<ClockTimes> {
-    let missing = || Error::invalid(kind::TIMENS.file_name(id.into()), "is missing");
-    ClockTimes::read(images, id)?.ok_or_else(missing)
 }
 
 /// The number of the time namespace of the root task; 0 is that of the host.
@@ -161,8 +156,8 @@ struct Other {
 }
 
 impl Other {
-    fn load(images: &ImageDir, tasks: &[tasks::Task], id: u32) -> Result<Self> {
-        let times = times(images, id)?;
+    fn of(times: &ClockTimes, tasks: &[tasks::Task]) -> Result<Self> {
+        let id = times.space;
         let maker = times.maker.map(|pid| {
             let is_maker =
                 |task: usize| tasks[task].image.tree.pid == pid && !tasks[task].threads.is_empty();
@@ -171,7 +166,7 @@ impl Other {
                 Error::invalid(kind::TIMENS.file_name(id.into()), reason)
             })
         });
-        Ok(Other { id, clocks: Offsets::of(&times)?, maker: maker.transpose()? })
+        Ok(Other { id, clocks: Offsets::of(times)?, maker: maker.transpose()? })
     }
 }
 
@@ -180,15 +175,11 @@ impl Other {
 /// for itself) and threads (a husk that has any cannot enter).
 ///
 /// # Errors
-/// Damaged images; if a husk has ended; if the kernel refuses a namespace or an offset.
-pub(crate) fn restore_others(
-    images: &ImageDir,
-    spaces: &mut Namespaces,
-    tasks: &mut [tasks::Task],
-) -> Result<()> {
+/// If the images have no living maker for a namespace; if a husk has ended; if the kernel refuses a namespace or an offset.
+pub(crate) fn restore_others(spaces: &mut Namespaces, tasks: &mut [tasks::Task]) -> Result<()> {
     let others = spaces.of_kind(NsKind::Time).filter(|ns| ns.task != 0 && !ns.is_host);
-    let others: Result<Vec<Other>> = others.map(|ns| Other::load(images, tasks, ns.id)).collect();
-    let mut others = others?;
+    let other = |ns: &Namespace| Other::of(spaces.filling.clocks(ns.id)?, tasks);
+    let mut others: Vec<Other> = others.map(other).collect::<Result<_>>()?;
     while !others.is_empty() {
         // A task that enters a namespace has its children be born there: makers live where they are to first.
         let home = |task: usize| tasks[task].image.homes.number(NsKind::Time);

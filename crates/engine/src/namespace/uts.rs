@@ -27,10 +27,9 @@ pub(crate) fn dump(images: &ImageDir, spaces: &Namespaces, ns_id: u32) -> Result
 /// Sets the names.
 ///
 /// # Errors
-/// If the image cannot be read, the namespace cannot be entered, or does not take a name.
-pub(crate) fn restore(images: &ImageDir, spaces: &Namespaces, ns_id: u32) -> Result<()> {
-    let missing = || Error::invalid(kind::UTSNS.file_name(ns_id.into()), "is missing");
-    let HostNames { host, domain, .. } = HostNames::read(images, ns_id)?.ok_or_else(missing)?;
+/// If the namespace is none that is made, cannot be entered, or does not take a name.
+pub(crate) fn restore(spaces: &Namespaces, ns_id: u32) -> Result<()> {
+    let HostNames { host, domain, .. } = spaces.filling.names(ns_id)?;
     run_in(&[spaces.open_file(ns_id)?.as_fd()], || {
         rustix::system::sethostname(host.as_bytes()).context(|| format!("sethostname {host:?}"))?;
         rustix::system::setdomainname(domain.as_bytes())
@@ -43,6 +42,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::namespace::NsKind;
+    use crate::namespace::filling::Filling;
     use crate::namespace::testing::{fresh, tree};
 
     #[test]
@@ -59,8 +59,9 @@ mod tests {
         dump(&images, &tree(NsKind::Uts, vec![old]), 1).unwrap();
         let new = fresh(NsKind::Uts);
         let images = ImageDir::open(dir.path()).unwrap();
-        let files = tree(NsKind::Uts, vec![new.try_clone().unwrap()]);
-        restore(&images, &files, 1).unwrap();
+        let mut files = tree(NsKind::Uts, vec![new.try_clone().unwrap()]);
+        files.filling = Filling::read(&images, files.filled()).unwrap();
+        restore(&files, 1).unwrap();
         let names = run_in(&[new.as_fd()], || Ok(rustix::system::uname())).unwrap();
         assert_eq!(names.nodename(), c"some.host");
         assert_eq!(names.domainname(), c"a domain");

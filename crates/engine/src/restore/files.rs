@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use torpor_policy::{FileKind, FileLock, MemoryFile, MemoryInode, OpenFile};
+use torpor_policy::{FileKind, FileLock, MemoryFile, MemoryInode, OpenFile, Terminal};
 
 use super::memory;
 use crate::error::{About, Context, Error, Result};
@@ -72,6 +72,11 @@ impl RestoredFiles {
     /// The restore has succeeded: names that it has given to files stay.
     pub(crate) fn keep_names(&mut self) {
         self.kinds.unix.keep_files();
+    }
+
+    /// What the images say of terminals, by their numbers.
+    pub(super) fn terminals(&self) -> &HashMap<u32, Terminal> {
+        self.kinds.terminals.known()
     }
 
     /// The shared anonymous memory that file `id` of the images is, if it is any.

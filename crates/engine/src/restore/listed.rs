@@ -13,11 +13,10 @@ use std::collections::{BTreeSet, HashSet};
 
 use torpor_images::proto::UidGidExtent;
 use torpor_images::{ImageDir, kind};
-use torpor_policy::collect::{Addresses, check_references, powers as powers_of};
+use torpor_policy::collect::{check_references, powers as powers_of};
 use torpor_policy::ghost::Ghost;
-use torpor_policy::ipc::IpcSetup;
 use torpor_policy::memory::MemoryArea;
-use torpor_policy::network::{NetDevice, Network};
+use torpor_policy::network::NetDevice;
 use torpor_policy::{
     Ask, Credentials, OpenFile, Passed, PathFile, Request, SignalOwner, SocketOptions,
 };
@@ -308,23 +307,22 @@ fn networks(
         if spaces.given.get(&ns.id).is_some_and(|given| given.key.is_some()) {
             continue;
         }
-        let network = Network::read(view.images, ns.id, &net::conf::NAMES)?;
+        let filling = spaces.filling.network(ns.id)?;
+        let network = &filling.network;
         let image = kind::NETDEV.file_name(ns.id.into());
         network.devices.iter().for_each(|device| things.expect(&*image, None, &device.ask()));
         let given = &view.passed.devices_of_network;
         let given = network.devices.iter().filter(|device| given.contains(&device.name));
         given.flat_map(NetDevice::reach).for_each(|ask| things.expect(&*image, None, &ask));
-        let addresses = Addresses::read(view.images, ns.id.into())?;
         let image = kind::IFADDR.file_name(ns.id.into());
-        let addresses = addresses.asks(&network.devices);
+        let addresses = filling.addresses().asks(&network.devices);
         addresses.iter().for_each(|ask| things.expect(&*image, None, ask));
-        for (image, text) in net::planned_routes(view.images, ns.id)? {
-            things.expect(image, None, &Ask::Route { text });
+        for (image, text) in net::planned_routes(filling) {
+            things.expect(image.file_name(ns.id.into()), None, &Ask::Route { text });
         }
-        let rules = net::planned_rules(view.images, ns.id)?;
-        for image in rules.into_iter().chain(net::tracked(view.images, ns.id)?) {
+        for image in filling.filters() {
             let is = |ask: &Ask| matches!(ask, Ask::Firewall { .. });
-            things.expect_any(&image, "firewall rules", plan, is);
+            things.expect_any(&image.file_name(ns.id.into()), "firewall rules", plan, is);
         }
         for setting in network.settings.all() {
             let value = setting.value.clone();
@@ -342,9 +340,7 @@ fn networks(
 fn limits_of_ipc(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) -> Result<()> {
     let joined = view.passed.joined.iter().any(|kind| kind == NsKind::Ipc.name());
     for ns in spaces.of_kind(NsKind::Ipc).filter(|ns| !ns.is_host && !joined) {
-        let id = u64::from(ns.id);
-        let Some(space) = IpcSetup::read(view.images, id)? else { continue };
-        for setting in space.limits.all() {
+        for setting in spaces.filling.objects(ns.id)?.setup().limits.all() {
             let known = (setting.path(), setting.value.clone());
             if !view.told.contains(&known) {
                 let ask = Ask::IpcLimit { name: setting.key(), value: known.1 };

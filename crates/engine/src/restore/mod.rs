@@ -6,6 +6,7 @@
 //! fails, dropping the husks kills all that was made.
 
 mod births;
+pub(crate) mod bulk;
 mod compare;
 mod descriptors;
 mod files;
@@ -43,6 +44,7 @@ use torpor_images::proto::RestoreStatsEntry;
 use torpor_policy::{Checked, Inventory, OpenFile};
 use torpor_tracee::{Birth, Tracee};
 
+use self::bulk::Bulk;
 use self::files::{RestoredFiles, Table};
 use self::load::Checkpoint;
 use self::planned::Planned;
@@ -212,7 +214,7 @@ impl<'a> Restore<'a> {
         work(&mut Homes {
             given: &self.opts.given,
             network: &self.opts.network,
-            images: &self.images,
+            bulk: Bulk::of(&self.images),
             staged: self.staged,
             spaces: &mut self.ns,
             id_maps: &self.id_maps,
@@ -253,7 +255,7 @@ impl<'a> Restore<'a> {
             given: &self.opts.given,
             wanted: &self.opts.mounts,
             policy: &self.opts.trust.policy,
-            images: &self.images,
+            bulk: Bulk::of(&self.images),
             forest: &mut self.forest,
             staged: self.staged,
             verdict: &self.verdict,
@@ -308,7 +310,6 @@ impl<'a> Restore<'a> {
     fn made(&self) -> verify::Made<'_> {
         verify::Made {
             opts: self.opts,
-            images: &self.images,
             tasks: &self.tasks,
             spaces: &self.ns,
             id_maps: &self.id_maps,
@@ -316,6 +317,7 @@ impl<'a> Restore<'a> {
             cgroups: &self.cgroups,
             files: &self.files.opened,
             described: &self.described,
+            terminals: self.files.terminals(),
             sleeping: &self.network.sleeping,
         }
     }
@@ -335,12 +337,8 @@ impl<'a> Restore<'a> {
             return Ok(());
         }
         let used = memory::mapped_files(&self.tasks)?;
-        let (images, forest, maps) = (&last.images, &last.forest, &last.id_maps);
-        mount::refill(
-            &mut self.mounts,
-            &changed,
-            &mount::Last { images, forest, maps, used: &used },
-        )
+        let (bulk, forest, maps) = (Bulk::of(&last.images), &last.forest, &last.id_maps);
+        mount::refill(&mut self.mounts, &changed, &mount::Last { bulk, forest, maps, used: &used })
     }
 
     fn connections(&self) -> Connections<'_> {

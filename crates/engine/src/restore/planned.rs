@@ -5,17 +5,18 @@
 
 use torpor_images::ImageDir;
 use torpor_policy::groups::{Groups, Reading};
-use torpor_policy::{GivenNamespace, Passed, Request, nested_users};
+use torpor_policy::{GivenNamespace, Passed, ProgramFormat, Request, nested_users};
 
 use super::load::Checkpoint;
 use crate::error::Result;
+use crate::namespace::filling::Filling;
 use crate::namespace::mount::Forest;
 use crate::namespace::user::{IdMaps, NestedUser};
 use crate::namespace::{Namespaces, NsKind};
 
 #[derive(Debug)]
 pub(super) struct Planned {
-    /// The namespaces that the tasks live in, and the user namespaces between these.
+    /// The namespaces that the tasks live in, and the user namespaces between these; and what they are filled with.
     pub spaces: Namespaces,
     /// The ids of the tasks' user namespace.
     pub maps: IdMaps,
@@ -59,6 +60,11 @@ impl Planned {
             Some(roots) => Groups::read(images, Reading { own, root, roots, maps: maps.entry() })?,
             None => Groups::default(),
         };
-        Ok(Planned { spaces, maps, forest: Forest::planned(plan)?, groups })
+        let forest = Forest::planned(plan)?;
+        spaces.filling = Filling::read(images, spaces.filled())?;
+        if forest.registered().is_some() {
+            spaces.filling.formats = ProgramFormat::all(images)?;
+        }
+        Ok(Planned { spaces, maps, forest, groups })
     }
 }

@@ -354,7 +354,7 @@ fn build(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     cx.with_homes(|homes| homes::fill(homes, &handed_over))?;
     cx.mount()?;
     let mut networks = std::mem::take(&mut cx.ns.networks);
-    networks.note((&cx.images, &cx.ns), || hooks.notify(Event::PostSetupNamespaces))?;
+    networks.note(&cx.ns, || hooks.notify(Event::PostSetupNamespaces))?;
     cx.ns.networks = networks;
     let _files = cx.id_maps.own_files().context(|| "become the owner of files".to_owned())?;
     tracing::info!("Restoring processes and their memory");
@@ -367,7 +367,7 @@ fn build(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
 fn finish(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     let files = cx.id_maps.own_files().context(|| "become the owner of files".to_owned())?;
     tree::join_groups(cx)?;
-    time::restore_others(&cx.images, &mut cx.ns, &mut cx.tasks)?;
+    time::restore_others(&mut cx.ns, &mut cx.tasks)?;
     task::restore_paths(cx)?;
     tracing::info!("Restoring descriptors and threads");
     descriptors::restore(&mut cx.table())?;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use torpor_images::proto::MntEntry;
 use torpor_images::{ImageDir, kind};
-use torpor_policy::network::{NetDevice, NetKind, Network};
+use torpor_policy::network::{NetDevice, NetKind};
 use torpor_policy::{FileKey, Terminal};
 
 use super::load::Checkpoint;
@@ -15,7 +15,6 @@ use crate::error::{Error, Result};
 use crate::external::External;
 use crate::file::ext;
 use crate::namespace::mount::DEVICE_KEY;
-use crate::namespace::net::conf;
 use crate::namespace::{Namespaces, NsKind};
 use crate::options::{Given, InheritFd, JoinNs, Options};
 
@@ -42,7 +41,7 @@ pub(super) fn check(
     if opts.given.inherit_fd.is_empty() && !opts.given.external.iter().any(is_device) {
         return Ok(());
     }
-    let spaces = SpacesGiven::read(images, namespaces)?;
+    let spaces = SpacesGiven::of(namespaces);
     let terminals = Terminal::all(images)?;
     let files = checkpoint.files.values();
     let files: Vec<FileKey<'_>> = files.filter_map(|file| FileKey::of(file, &terminals)).collect();
@@ -169,12 +168,12 @@ struct SpacesGiven {
 }
 
 impl SpacesGiven {
-    fn read(images: &ImageDir, namespaces: &Namespaces) -> Result<Self> {
+    fn of(namespaces: &Namespaces) -> Self {
         let external = namespaces.given.values().filter_map(|given| given.key.clone()).collect();
-        let mut devices = Vec::new();
-        for ns in namespaces.of_kind(NsKind::Net).filter(|ns| !ns.is_host) {
-            devices.extend(Network::read(images, ns.id, &conf::NAMES)?.devices);
-        }
-        Ok(SpacesGiven { external, devices })
+        let networks = namespaces.of_kind(NsKind::Net);
+        // Those that are handed over have none that are made.
+        let networks = networks.filter_map(|ns| namespaces.filling.network(ns.id).ok());
+        let devices = networks.flat_map(|filling| filling.network.devices.clone()).collect();
+        SpacesGiven { external, devices }
     }
 }

@@ -65,7 +65,7 @@ impl Addresses {
     ///
     /// # Errors
     /// A file that holds something else.
-    pub fn read(images: &ImageDir, id: u64) -> Result<Self> {
+    pub(super) fn read(images: &ImageDir, id: u64) -> Result<Self> {
         let messages = ADDRESSES.read(images, id)?.unwrap_or_default();
         Ok(Addresses::of(messages.iter().map(|message| List::body(message))))
     }

@@ -76,6 +76,11 @@ impl TtyRestorer {
         Ok(())
     }
 
+    /// What the images say of terminals, by their numbers.
+    pub(crate) fn known(&self) -> &HashMap<u32, Terminal> {
+        &self.infos
+    }
+
     /// Opens a description.
     ///
     /// # Errors

@@ -4,6 +4,7 @@
 //! Not kept: what `semop` with `SEM_UNDO` has promised to undo, which the dump names, and times and
 //! pids of last operations.
 
+mod filling;
 mod limits;
 mod mqueue;
 mod msg;
@@ -12,15 +13,17 @@ mod shm;
 
 use std::os::fd::AsFd;
 
+use torpor_images::ImageDir;
 use torpor_images::proto::IpcDescEntry;
-use torpor_images::{ImageDir, kind};
-use torpor_policy::ipc::{IpcSetup, Object};
+use torpor_policy::ipc::Object;
 use torpor_sys::ipc::ObjectOwner;
 
 use super::{Namespaces, run_in};
 use crate::error::{Context, Error, Result};
 use crate::namespace::user::IdMaps;
+use crate::restore::bulk::Bulk;
 
+pub(crate) use filling::IpcFilling;
 pub(crate) use shm::{SegmentPages, attach};
 
 /// Writes the images of a namespace, and says what pages are to be saved.
@@ -54,22 +57,22 @@ pub(crate) fn dump(
 ///
 /// # Errors
 /// If the namespace cannot be entered; if an object cannot be made (a limit of the namespace, an
-/// owner without a number in the user namespace); damaged images.
+/// owner without a number in the user namespace); if the content of a segment is damaged or missing.
 pub(crate) fn restore(
-    images: &ImageDir,
+    bulk: Bulk<'_>,
     maps: &IdMaps,
     spaces: &Namespaces,
     ns_id: u32,
 ) -> Result<()> {
     let space = spaces.open_file(ns_id)?;
+    let IpcFilling { setup, semaphores, queues, segments } = spaces.filling.objects(ns_id)?;
     run_in(&[space.as_fd()], || {
-        let planned = planned(images, ns_id)?;
-        limits::restore(&planned.limits, maps)?;
-        mqueue::restore(&planned.queues, maps)?;
-        sem::restore(images, ns_id, maps)?;
-        msg::restore(images, ns_id, maps)?;
-        shm::restore(images, ns_id, maps)?;
-        limits::choose_next(planned.next_ids)
+        limits::restore(&setup.limits, maps)?;
+        mqueue::restore(&setup.queues, maps)?;
+        sem::restore(semaphores, maps)?;
+        msg::restore(queues, maps)?;
+        shm::restore(bulk, ns_id, segments, maps)?;
+        limits::choose_next(setup.next_ids)
     })
 }
 
@@ -77,23 +80,14 @@ pub(crate) fn restore(
 /// removed when the last task detaches.
 ///
 /// # Errors
-/// If the images cannot be read, or a segment cannot be removed.
-pub(crate) fn finish(
-    images: &ImageDir,
-    maps: &IdMaps,
-    spaces: &Namespaces,
-    ns_id: u32,
-) -> Result<()> {
+/// If the namespace cannot be entered, a segment cannot be removed, or a limit cannot be set.
+pub(crate) fn finish(maps: &IdMaps, spaces: &Namespaces, ns_id: u32) -> Result<()> {
     let space = spaces.open_file(ns_id)?;
+    let filling = spaces.filling.objects(ns_id)?;
     run_in(&[space.as_fd()], || {
-        shm::remove(images, ns_id)?;
-        limits::finish(&planned(images, ns_id)?.limits, maps)
+        shm::remove(&filling.segments)?;
+        limits::finish(&filling.setup.limits, maps)
     })
-}
-
-fn planned(images: &ImageDir, ns_id: u32) -> Result<IpcSetup> {
-    let missing = || Error::invalid(kind::IPC_VAR.file_name(ns_id.into()), "it is missing");
-    IpcSetup::read(images, ns_id.into())?.ok_or_else(missing)
 }
 
 /// A line of a table in `/proc/sysvipc`, by the names of its columns.

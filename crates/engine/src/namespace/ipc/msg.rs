@@ -49,14 +49,14 @@ pub(super) fn dump(images: &ImageDir, ns_id: u32, maps: &IdMaps) -> Result<()> {
 }
 
 /// Makes the queues, with their messages.
-pub(super) fn restore(images: &ImageDir, ns_id: u32, maps: &IdMaps) -> Result<()> {
-    MessageQueue::each(images, ns_id.into(), |MessageQueue { object, bytes, messages }| {
+pub(super) fn restore(queues: &[MessageQueue], maps: &IdMaps) -> Result<()> {
+    queues.iter().try_for_each(|MessageQueue { object, bytes, messages }| {
         let (key, mode) = (object.key.cast_signed(), (object.mode & 0o777).cast_signed());
-        let id = make(&object, limits::NEXT_MSG, maps, || ipc::msg_create(key, mode))?;
+        let id = make(object, limits::NEXT_MSG, maps, || ipc::msg_create(key, mode))?;
         let what = || format!("message queue {id}");
         for (kind, text) in messages {
-            ipc::msg_send(id, kind.cast_signed(), &text).context(what)?;
+            ipc::msg_send(id, kind.cast_signed(), text).context(what)?;
         }
-        ipc::msg_set(id, owner(&object, maps)?, bytes.into()).context(what)
+        ipc::msg_set(id, owner(object, maps)?, (*bytes).into()).context(what)
     })
 }

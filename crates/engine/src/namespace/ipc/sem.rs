@@ -27,12 +27,12 @@ pub(super) fn dump(images: &ImageDir, ns_id: u32, maps: &IdMaps) -> Result<()> {
 }
 
 /// Makes the sets, with their values.
-pub(super) fn restore(images: &ImageDir, ns_id: u32, maps: &IdMaps) -> Result<()> {
-    Semaphores::each(images, ns_id.into(), |Semaphores { object, count, values }| {
+pub(super) fn restore(sets: &[Semaphores], maps: &IdMaps) -> Result<()> {
+    sets.iter().try_for_each(|Semaphores { object, count, values }| {
         let (key, mode) = (object.key.cast_signed(), (object.mode & 0o777).cast_signed());
-        let id = make(&object, limits::NEXT_SEM, maps, || ipc::sem_create(key, count, mode))?;
+        let id = make(object, limits::NEXT_SEM, maps, || ipc::sem_create(key, *count, mode))?;
         let what = || format!("semaphore set {id}");
-        ipc::sem_set_values(id, &values).context(what)?;
-        ipc::sem_set_owner(id, owner(&object, maps)?).context(what)
+        ipc::sem_set_values(id, values).context(what)?;
+        ipc::sem_set_owner(id, owner(object, maps)?).context(what)
     })
 }

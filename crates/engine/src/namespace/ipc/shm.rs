@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustix::mm::ProtFlags;
 use torpor_images::proto::IpcShmEntry;
 use torpor_images::{ImageDir, kind};
-use torpor_policy::ipc::Segments;
+use torpor_policy::ipc::Segment;
 use torpor_policy::memory::MemoryArea;
 use torpor_sys::ipc::{self, Attached};
 use torpor_tracee::syscall;
@@ -17,8 +17,8 @@ use super::{limits, make, owner, table};
 use crate::error::{Context, Error, Result};
 use crate::memory::pages::{PageSpan, Source, data_runs};
 use crate::namespace::user::IdMaps;
+use crate::restore::bulk::Bulk;
 use crate::restore::object;
-use crate::restore::pages::Pages;
 
 /// Where flags have the logarithm of the page size.
 const HUGE_SHIFT: u32 = libc::MAP_HUGE_SHIFT.cast_unsigned();
@@ -88,11 +88,21 @@ pub(super) fn dump(
     Ok(all)
 }
 
-/// Makes the segments, with their content.
-pub(super) fn restore(images: &ImageDir, ns_id: u32, maps: &IdMaps) -> Result<()> {
-    let mut segments = Segments::of(images, ns_id.into())?;
-    while let Some(segment) = segments.next()? {
+/// Makes the segments of a namespace, with their content.
+pub(super) fn restore(
+    bulk: Bulk<'_>,
+    ns_id: u32,
+    segments: &[Segment],
+    maps: &IdMaps,
+) -> Result<()> {
+    let mut contents = bulk.contents_of_segments(ns_id)?;
+    for segment in segments {
         let object = &segment.object;
+        if contents.next()?.as_ref() != Some(segment) {
+            let image = kind::IPCNS_SHM.file_name(ns_id.into());
+            let reason = format!("segment {} is not there any more as it was judged", object.id);
+            return Err(Error::invalid(image, reason));
+        }
         let flags = segment.huge.unwrap_or_default() | object.mode & 0o777;
         // A segment that is to be removed has lost its key to whoever asks next.
         let key = if segment.is_removed() { 0 } else { object.key.cast_signed() };
@@ -106,7 +116,7 @@ pub(super) fn restore(images: &ImageDir, ns_id: u32, maps: &IdMaps) -> Result<()
             .open("/proc/self/mem")
             .context(|| "own memory".to_owned())?;
         if segment.in_pagemap {
-            let pages = Pages::load(images, kind::SHMEM_PAGEMAP, object.id.into())?;
+            let pages = bulk.pages_of_segment(object.id)?;
             if pages.end() > segment.size.next_multiple_of(4096) {
                 let image = kind::SHMEM_PAGEMAP.file_name(object.id.into());
                 return Err(Error::invalid(image, "pages behind the end of the segment"));
@@ -114,7 +124,7 @@ pub(super) fn restore(images: &ImageDir, ns_id: u32, maps: &IdMaps) -> Result<()
             object::fill(&pages, &memory, attached.address())?;
         } else {
             memory.seek(SeekFrom::Start(attached.address())).context(what)?;
-            segments.content(&mut memory)?;
+            contents.content(&mut memory)?;
         }
         ipc::shm_set_owner(id, owner(object, maps)?).context(what)?;
         if segment.is_locked() {
@@ -125,16 +135,11 @@ pub(super) fn restore(images: &ImageDir, ns_id: u32, maps: &IdMaps) -> Result<()
 }
 
 /// Removes the segments that are to go with their last user.
-pub(super) fn remove(images: &ImageDir, ns_id: u32) -> Result<()> {
-    let mut segments = Segments::of(images, ns_id.into())?;
-    while let Some(segment) = segments.next()? {
-        if segment.is_removed() {
-            let id = segment.object.id;
-            ipc::shm_remove(id.cast_signed())
-                .context(|| format!("removing shared memory segment {id}"))?;
-        }
-    }
-    Ok(())
+pub(super) fn remove(segments: &[Segment]) -> Result<()> {
+    segments.iter().filter(|segment| segment.is_removed()).try_for_each(|segment| {
+        let id = segment.object.id;
+        ipc::shm_remove(id.cast_signed()).context(|| format!("removing shared memory segment {id}"))
+    })
 }
 
 /// Attaches a husk to its segments: `parts` are all of its mappings of such, with the ids of the segments.

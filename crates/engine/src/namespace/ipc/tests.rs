@@ -4,7 +4,8 @@
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use torpor_images::ImageDir;
+use torpor_images::proto::IpcShmEntry;
+use torpor_images::{ImageDir, kind};
 use torpor_sys::ipc::{self, Attached};
 use torpor_sys::mqueue;
 
@@ -13,9 +14,11 @@ use crate::dump::Dump;
 use crate::dump::memory::{copy_pages, plan_shared};
 use crate::error::Result;
 use crate::namespace::NsKind;
+use crate::namespace::filling::Filling;
 use crate::namespace::testing::{fresh, tree};
 use crate::namespace::user::IdMaps;
 use crate::options::Options;
+use crate::restore::bulk::Bulk;
 
 const MIB: u64 = 1 << 20;
 
@@ -109,10 +112,11 @@ fn dump(space: OwnedFd, dir: &std::path::Path) -> Result<()> {
 
 fn restore(space: &OwnedFd, dir: &std::path::Path) {
     let images = ImageDir::open(dir).unwrap();
-    let files = tree(NsKind::Ipc, vec![space.try_clone().unwrap()]);
+    let mut files = tree(NsKind::Ipc, vec![space.try_clone().unwrap()]);
+    files.filling = Filling::read(&images, files.filled()).unwrap();
     let maps = IdMaps::identity();
-    super::restore(&images, &maps, &files, 1).unwrap();
-    super::finish(&images, &maps, &files, 1).unwrap();
+    super::restore(Bulk::of(&images), &maps, &files, 1).unwrap();
+    super::finish(&maps, &files, 1).unwrap();
 }
 
 #[test]
@@ -158,4 +162,22 @@ fn posix_message_queues_are_made_again() {
     let new = fresh(NsKind::Ipc);
     restore(&new, dir.path());
     assert_eq!(inside(new.as_fd(), look), before);
+}
+
+/// What is made is what was read first: the image has another segment by the time that its content is looked for.
+#[test]
+fn a_segment_that_was_exchanged_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let old = fresh(NsKind::Ipc);
+    inside(old.as_fd(), populate);
+    dump(old, dir.path()).unwrap();
+    let images = ImageDir::open(dir.path()).unwrap();
+    let mut files = tree(NsKind::Ipc, vec![fresh(NsKind::Ipc)]);
+    files.filling = Filling::read(&images, files.filled()).unwrap();
+    let mut segments: Vec<IpcShmEntry> = images.read_all(kind::IPCNS_SHM, 1).unwrap();
+    segments[0].size *= 2;
+    images.write_all(kind::IPCNS_SHM, 1, &segments).unwrap();
+    let made = super::restore(Bulk::of(&images), &IdMaps::identity(), &files, 1);
+    let error = made.unwrap_err().to_string();
+    assert!(error.starts_with("ipcns-shm-1.img: segment "), "{error}");
 }

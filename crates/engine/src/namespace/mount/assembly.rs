@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use torpor_images::ImageDir;
 use torpor_policy::Policy;
 
 use super::origin::Forest;
@@ -11,6 +10,7 @@ use super::roots::Roots;
 use crate::namespace::Namespaces;
 use crate::namespace::user::IdMaps;
 use crate::options::{Given, Mounts};
+use crate::restore::bulk::Bulk;
 use crate::restore::tasks::Task;
 use crate::verdict::Verdict;
 
@@ -23,8 +23,8 @@ pub(crate) struct Assembly<'a> {
     pub wanted: &'a Mounts,
     /// Where mounts may come from.
     pub policy: &'a Policy,
-    /// The images: what fills file systems.
-    pub images: &'a ImageDir,
+    /// What fills file systems.
+    pub bulk: Bulk<'a>,
     /// The mounts that are to be made.
     pub forest: &'a mut Forest,
     /// Whether the images of later rounds may fill file systems anew.

@@ -337,7 +337,7 @@ fn make(cx: &mut Assembly<'_>, forest: &Forest, whole: Node, host: &Tree) -> Res
         )),
         Origin::Filled => {
             let at = superblock::make_in(cx.root.remote()?, mount)?;
-            let archive = cx.images.reader(torpor_images::kind::TMPFS_DEV, mount.dev.into())?;
+            let archive = cx.bulk.archive(mount.dev)?;
             let archive = archive.ok_or_else(|| unfit(mount, "its content is missing"))?;
             let name = torpor_images::kind::TMPFS_DEV.file_name(mount.dev.into());
             let (root, maps, judged) = (at.as_fd(), cx.id_maps, forest.judged_of(&name));

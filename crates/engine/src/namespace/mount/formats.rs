@@ -12,7 +12,6 @@ use torpor_tracee::syscall::{self, RemoteFd};
 
 use super::assembly::Assembly;
 use super::base::Bases;
-use super::fs::Origin;
 use super::mountinfo::Mount;
 use super::origin::Forest;
 use super::sharing::Base;
@@ -117,19 +116,16 @@ fn parse(name: &str, text: &str) -> Option<BinfmtMiscEntry> {
 /// # Errors
 /// One that the kernel refuses, or that is none; if they would be those of a namespace that is joined.
 pub(super) fn restore(cx: &mut Assembly<'_>, forest: &Forest, bases: &Bases) -> Result<()> {
-    let mut mounts = forest.nodes().map(|node| forest.mount(node));
-    let Some(dev) = mounts.find(|m| m.ty.origin == Origin::Registered).map(|m| m.dev) else {
-        return Ok(());
-    };
+    let Some(dev) = forest.registered() else { return Ok(()) };
     let Some(base) = bases.get(Base::FileSystem(dev)) else { return Ok(()) };
-    let formats = ProgramFormat::all(cx.images)?;
+    let formats = &cx.spaces.filling.formats;
     let husk = cx.root.remote()?;
     let mut transport = Transport::open(husk, 1)?;
     let mut batch = husk.batch();
     transport.send(&mut batch, &[base.at.as_fd()])?;
     let received = batch.run()?.first_error();
     received.map_or(Ok(()), |(_, e)| Err(e)).context(|| "pass on binfmt_misc".to_owned())?;
-    for format in &formats {
+    for format in formats {
         let off = (!format.enabled).then_some((format.name.as_str(), "0"));
         for (file, text) in [("register", format.command.as_str())].into_iter().chain(off) {
             let mut batch = husk.batch();

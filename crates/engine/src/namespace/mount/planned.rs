@@ -113,6 +113,12 @@ impl Forest {
         Some(WantedPeers { group: of(mount.shared), master: of(mount.master) })
     }
 
+    /// The device of the file system that programs' formats are registered in, if there is one.
+    pub(crate) fn registered(&self) -> Option<u32> {
+        let mut mounts = self.nodes().map(|node| self.mount(node));
+        mounts.find(|mount| mount.ty.origin == Origin::Registered).map(|mount| mount.dev)
+    }
+
     /// The devices of new file systems that are filled from archives.
     pub(crate) fn filled(&self) -> BTreeSet<u64> {
         let is_filled = |node: &Node| {

@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd;
 
-use torpor_images::{ImageDir, kind};
+use torpor_images::kind;
 
 use super::base::is_layered;
 use super::origin::Forest;
@@ -14,12 +14,13 @@ use super::restored::Restored;
 use super::unpack::{self, UnpackInto};
 use crate::error::{Context, Error, Result};
 use crate::namespace::user::IdMaps;
+use crate::restore::bulk::Bulk;
 
 /// The checkpoint that they are to be like.
 #[derive(Debug)]
 pub(crate) struct Last<'a> {
-    /// Its images.
-    pub images: &'a ImageDir,
+    /// What fills its file systems.
+    pub bulk: Bulk<'a>,
     /// Its mounts, which are those that were made.
     pub forest: &'a Forest,
     /// The ids of the tree's user namespace.
@@ -44,7 +45,7 @@ pub(crate) fn refill(mounts: &mut Restored, devices: &[u32], last: &Last<'_>) ->
         let name = kind::TMPFS_DEV.file_name(dev.into());
         let missing = |what: &str| Error::invalid(&*name, what);
         let filled = mounts.filled.remove(&dev).ok_or_else(|| missing("no mount shows it"))?;
-        let archive = last.images.reader(kind::TMPFS_DEV, dev.into())?;
+        let archive = last.bulk.archive(dev)?;
         let archive = archive.ok_or_else(|| missing("it is missing"))?;
         let root = filled.root.as_fd();
         let stat = rustix::fs::fstat(root).context(|| format!("{name}: look at its root"))?;

@@ -8,6 +8,7 @@ use torpor_images::{ImageDir, Kind, kind};
 use torpor_kernel::netlink::{Message, NETFILTER, NFTA_TABLE_NAME, Socket, of_netfilter};
 use torpor_policy::PacketFilter;
 
+use super::filling::NetworkFilling;
 use super::{iptables_nft, lock_of_criu};
 use crate::error::{Error, Result};
 use crate::tool;
@@ -127,43 +128,20 @@ fn write(images: &ImageDir, kind: Kind, ns_id: u32, rules: &[u8]) -> Result<()> 
 ///
 /// # Errors
 /// A program that is missing, or fails.
-pub(super) fn restore(images: &ImageDir, ns_id: u32) -> Result<()> {
+pub(super) fn restore(filling: &NetworkFilling) -> Result<()> {
     for legacy in LEGACY {
-        if let Some(rules) = rules(images, legacy.image, ns_id)? {
+        if let Some(rules) = filling.rules(legacy.image) {
             let programs = match iptables_nft::has_saved(rules.text()) {
                 true => legacy.restore_nft,
                 false => legacy.restore,
             };
-            run(&programs, &[], Some(&rules), "iptables")?;
+            run(&programs, &[], Some(rules), "iptables")?;
         }
     }
-    if let Some(rules) = rules(images, kind::NFTABLES, ns_id)? {
-        run(&["nft"], &["-f", "-"], Some(&rules), "nftables")?;
+    if let Some(rules) = filling.rules(kind::NFTABLES) {
+        run(&["nft"], &["-f", "-"], Some(rules), "nftables")?;
     }
     Ok(())
-}
-
-/// The images of rules that [`restore`] sets.
-///
-/// # Errors
-/// If images are damaged, or contradict each other.
-pub(crate) fn planned(images: &ImageDir, ns_id: u32) -> Result<Vec<String>> {
-    let mut all = Vec::new();
-    for image in LEGACY.map(|legacy| legacy.image).into_iter().chain([kind::NFTABLES]) {
-        if rules(images, image, ns_id)?.is_some() {
-            all.push(image.file_name(ns_id.into()));
-        }
-    }
-    Ok(all)
-}
-
-/// The rules, if there are some: nothing but rules, since their programs would read files, and
-/// run programs, that are named among them.
-fn rules(images: &ImageDir, kind: Kind, ns_id: u32) -> Result<Option<PacketFilter>> {
-    let Some(all) = PacketFilter::read(images, kind, ns_id.into())? else { return Ok(None) };
-    let meant = PacketFilter::of(kind, &lock_of_criu::without(all.text()))
-        .map_err(|why| Error::invalid(kind.file_name(ns_id.into()), why))?;
-    Ok((!meant.text().trim().is_empty()).then_some(meant))
 }
 
 /// Takes out of an image of rules what is different in two dumps of the same ones: the lock of the dump itself, when it

@@ -5,6 +5,7 @@
 //! made and left empty.
 
 pub(crate) mod conf;
+mod filling;
 mod firewall;
 mod iptables_nft;
 pub(super) mod items;
@@ -33,10 +34,11 @@ use crate::external::External;
 use crate::network::accept::Running;
 use crate::options::Network;
 
-pub(crate) use firewall::{forget_packets, planned as planned_rules};
+pub(crate) use filling::NetworkFilling;
+pub(crate) use firewall::forget_packets;
 pub(crate) use restore::{restore, restore_connections};
 pub(crate) use routing::Routing;
-pub(crate) use tables::{forget_requests, planned as planned_routes, tracked};
+pub(crate) use tables::{forget_requests, planned as planned_routes};
 pub(crate) use tun::configure as configure_tun;
 pub(crate) use unkept::FreshSettings;
 

@@ -9,10 +9,10 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use torpor_images::ImageDir;
 use torpor_kernel::netlink::{Body, ROUTE, Socket};
-use torpor_policy::network::{NetDevice, NetKind, Network, external_key};
+use torpor_policy::network::{NetDevice, NetKind, Network};
 
+use super::filling::NetworkFilling;
 use super::link::{self, Peer};
 use super::{NETNSA_FD, NETNSA_NSID, RTGENMSG, RTM_NEWNSID, conf, firewall, tables, tun};
 use crate::error::{Context, Error, Result};
@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 struct NewNetwork<'a> {
     id: u32,
     file: BorrowedFd<'a>,
-    network: Network,
+    filling: &'a NetworkFilling,
     socket: Socket,
 }
 
@@ -37,10 +37,9 @@ struct NewNetwork<'a> {
 ///
 /// # Errors
 /// If a namespace cannot be entered; if the kernel refuses a device, an address, a route, a rule or
-/// a setting (named in the error); damaged images.
+/// a setting (named in the error).
 pub(crate) fn restore(
     (external, network): (&[External], &options::Network),
-    images: &ImageDir,
     known: &Namespaces,
     staged: bool,
     ids: &[u32],
@@ -49,41 +48,47 @@ pub(crate) fn restore(
         return ids.iter().try_for_each(|&id| loopback_up(known.open_file(id)?));
     }
     let weak = network.weak_sysctls;
-    let mut spaces = ids.iter().map(|&id| load(images, known, id)).collect::<Result<Vec<_>>>()?;
+    let mut spaces =
+        ids.iter().map(|&id| NewNetwork::open(known, id)).collect::<Result<Vec<_>>>()?;
     for space in &spaces {
-        run_in(&[space.file], || conf::write(&space.network.settings.namespace, weak))?;
+        run_in(&[space.file], || conf::write(&space.filling.network.settings.namespace, weak))?;
     }
     make_devices(external, &mut spaces)?;
     for space in &mut spaces {
         number_others(known, space)?;
-        for device in &space.network.devices {
+        for device in &space.filling.network.devices {
             link::complete(&mut space.socket, device)?;
         }
-        let Network { devices, settings, .. } = &space.network;
+        let Network { devices, settings, .. } = &space.filling.network;
         run_in(&[space.file], || {
             for (device, settings) in devices.iter().zip(&settings.devices) {
                 conf::write(&settings.v4, weak)?;
                 conf::write(&settings.v6, weak)?;
                 conf::trust_addresses(&device.name)?;
             }
-            firewall::restore(images, space.id)
+            firewall::restore(space.filling)
         })?;
     }
     for space in &mut spaces {
-        for device in &space.network.devices {
+        for device in &space.filling.network.devices {
             link::set_flags(&mut space.socket, &device.name, device.index, device.flags)?;
         }
     }
-    for NewNetwork { id, file, network, .. } in &spaces {
+    for NewNetwork { id, file, filling, .. } in &spaces {
         run_in(&[*file], || {
-            tables::restore_addresses(images, *id)?;
-            tables::restore_routes(images, *id)?;
-            tables::restore_rules(images, *id)?;
+            tables::restore_addresses(filling, *id)?;
+            tables::restore_routes(filling, *id)?;
+            tables::restore_rules(filling, *id)?;
             if !staged {
-                tables::restore_connections(images, *id)?;
+                tables::restore_connections(filling, *id)?;
             }
             // Coming up has changed some of them.
-            network.settings.devices.iter().try_for_each(|device| conf::write(&device.v6, weak))
+            filling
+                .network
+                .settings
+                .devices
+                .iter()
+                .try_for_each(|device| conf::write(&device.v6, weak))
         })?;
     }
     Ok(())
@@ -92,18 +97,17 @@ pub(crate) fn restore(
 /// Adds the connections that were tracked in a namespace, which come and go while its tasks run.
 ///
 /// # Errors
-/// If the namespace cannot be entered, or the kernel refuses a connection (named in the error);
-/// damaged images.
+/// If the namespace cannot be entered, or the kernel refuses a connection (named in the error).
 pub(crate) fn restore_connections(
     network: &options::Network,
-    images: &ImageDir,
     known: &Namespaces,
     id: u32,
 ) -> Result<()> {
-    if network.empty || external_key(images, id)?.is_some() {
+    if network.empty || known.given.contains_key(&id) {
         return Ok(());
     }
-    run_in(&[known.open_file(id)?], || tables::restore_connections(images, id))
+    let filling = known.filling.network(id)?;
+    run_in(&[known.open_file(id)?], || tables::restore_connections(filling, id))
 }
 
 /// Brings the loopback device up: all that an otherwise empty namespace has.
@@ -112,15 +116,16 @@ fn loopback_up(file: BorrowedFd<'_>) -> Result<()> {
     link::set_flags(&mut Socket::open_in(file, ROUTE)?, "lo", 1, flags)
 }
 
-fn load<'a>(images: &ImageDir, known: &'a Namespaces, id: u32) -> Result<NewNetwork<'a>> {
-    let file = known.open_file(id)?;
-    let network = Network::read(images, id, &conf::NAMES)?;
-    Ok(NewNetwork { id, file, network, socket: Socket::open_in(file, ROUTE)? })
+impl<'a> NewNetwork<'a> {
+    fn open(known: &'a Namespaces, id: u32) -> Result<Self> {
+        let (file, filling) = (known.open_file(id)?, known.filling.network(id)?);
+        Ok(NewNetwork { id, file, filling, socket: Socket::open_in(file, ROUTE)? })
+    }
 }
 
 /// Gives other namespaces of the tree the numbers that this one knew them by.
 fn number_others(known: &Namespaces, space: &mut NewNetwork<'_>) -> Result<()> {
-    for &(other, number) in &space.network.others {
+    for &(other, number) in &space.filling.network.others {
         let Ok(file) = known.open_file(other) else { continue };
         let mut body = Body::new(&RTGENMSG);
         body.put_word(NETNSA_FD, file.as_raw_fd().cast_unsigned());
@@ -147,7 +152,7 @@ fn make_devices(external: &[External], spaces: &mut [NewNetwork<'_>]) -> Result<
     // Ends of pairs that were made together with the other end.
     let mut made = HashSet::new();
     for here in 0..spaces.len() {
-        for index in 0..spaces[here].network.devices.len() {
+        for index in 0..spaces[here].filling.network.devices.len() {
             if !made.contains(&(here, index)) {
                 make_device(external, spaces, &mut host, (here, index), &mut made)?;
             }
@@ -166,7 +171,7 @@ fn make_device(
     (here, index): DeviceIndex,
     made: &mut HashSet<DeviceIndex>,
 ) -> Result<()> {
-    let device = spaces[here].network.devices[index].clone();
+    let device = spaces[here].filling.network.devices[index].clone();
     let name = device.name.clone();
     let outer = external.iter().find_map(|external| match external {
         External::NetDev { inner, outer } if *inner == name => Some(outer),
@@ -206,7 +211,7 @@ fn not_given(kind: &str, name: &str) -> Error {
 
 /// The other end of a pair, if it is in the tree.
 fn peer_of(spaces: &[NewNetwork<'_>], (here, index): DeviceIndex) -> Option<DeviceIndex> {
-    let device = &spaces[here].network.devices[index];
+    let device = &spaces[here].filling.network.devices[index];
     let NetKind::Veth(Some(peer)) = device.kind else { return None };
     // Old images do not say where it is: it must then refer back to this one.
     let there = match peer.network {
@@ -219,7 +224,7 @@ fn peer_of(spaces: &[NewNetwork<'_>], (here, index): DeviceIndex) -> Option<Devi
         }
         _ => false,
     };
-    let found = spaces[there].network.devices.iter().position(fits)?;
+    let found = spaces[there].filling.network.devices.iter().position(fits)?;
     ((there, found) != (here, index)).then_some((there, found))
 }
 
@@ -232,7 +237,7 @@ fn make_veth(
     peer: Option<DeviceIndex>,
 ) -> Result<()> {
     if let Some((there, index)) = peer {
-        let other = spaces[there].network.devices[index].clone();
+        let other = spaces[there].filling.network.devices[index].clone();
         let file = spaces[there].file;
         return link::make_veth(&mut spaces[here].socket, device, Peer::Inside(&other, file));
     }

@@ -1,18 +1,16 @@
 //! Where the packets of a network namespace go: its addresses, routes and routing rules, as the images have
 //! them and as the kernel shows them, to be compared.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use libc::{
     IFA_ADDRESS, IFA_F_PERMANENT, RTA_CACHEINFO, RTA_DST, RTA_GATEWAY, RTA_MULTIPATH, RTA_OIF,
     RTA_VIA, RTN_UNICAST, RTPROT_KERNEL, RTPROT_REDIRECT,
 };
-use torpor_images::ImageDir;
 use torpor_kernel::netlink::{Message, NetlinkAttributes, ROUTE, Socket, half, word};
 use torpor_policy::collect::{self, Addresses};
-use torpor_policy::network::{NetDevice, Network};
+use torpor_policy::network::NetDevice;
 
-use super::conf;
 use super::items::{Item, OfCaller};
 use super::tables::{
     ADDRESSES, IFADDRMSG, INET6, ListKind, ROUTES4, ROUTES6, RTMSG, RULES4, RULES6, address_flags,
@@ -48,30 +46,31 @@ impl Routing {
     /// What the images have of a namespace.
     ///
     /// # Errors
-    /// If the images of its devices, addresses, routes or rules are damaged.
-    pub(crate) fn planned(images: &ImageDir, id: u32) -> Result<Self> {
-        Self::of(images, id, |table| Ok(table.load(images, id)?.unwrap_or_default()))
+    /// If the namespace is none that is filled.
+    pub(crate) fn planned(spaces: &Namespaces, id: u32) -> Result<Self> {
+        let filling = spaces.filling.network(id)?;
+        let list = |table: &ListKind| Ok(filling.list(table).unwrap_or_default().to_vec());
+        Self::of(&filling.network.devices, list)
     }
 
     /// What the kernel shows of a namespace that was made.
     ///
     /// # Errors
-    /// If the namespace cannot be entered, or the kernel does not list it; damaged images.
-    pub(crate) fn shown(images: &ImageDir, spaces: &Namespaces, id: u32) -> Result<Self> {
+    /// If the namespace is none that is filled, cannot be entered, or the kernel does not list it.
+    pub(crate) fn shown(spaces: &Namespaces, id: u32) -> Result<Self> {
         let mut socket = Socket::open_in(spaces.open_file(id)?, ROUTE)?;
-        Self::of(images, id, |table| table.shown(&mut socket))
+        let devices = &spaces.filling.network(id)?.network.devices;
+        Self::of(devices, |table| table.shown(&mut socket))
     }
 
     fn of(
-        images: &ImageDir,
-        id: u32,
+        devices: &[NetDevice],
         mut list: impl FnMut(&ListKind) -> Result<Vec<Message>>,
     ) -> Result<Self> {
-        let Network { devices, .. } = Network::read(images, id, &conf::NAMES)?;
         let mut found = Routing::default();
         let addresses = list(&ADDRESSES)?;
         for message in &addresses {
-            found.add(address(message, &devices), !is_address_of_kernel(message));
+            found.add(address(message, devices), !is_address_of_kernel(message));
         }
         let addresses = Addresses::of(addresses.iter().map(Message::body));
         for table in [&ROUTES4, &ROUTES6] {
@@ -111,8 +110,8 @@ impl OfCaller {
     ///
     /// # Errors
     /// As [`Routing::shown`].
-    pub(crate) fn of_new(images: &ImageDir, spaces: &Namespaces, ids: &[u32]) -> Result<Self> {
-        let one = |&id| Ok((id, Routing::shown(images, spaces, id)?.all));
+    pub(crate) fn of_new(spaces: &Namespaces, ids: &[u32]) -> Result<Self> {
+        let one = |&id| Ok((id, Routing::shown(spaces, id)?.all));
         Ok(OfCaller(ids.iter().map(one).collect::<Result<_>>()?))
     }
 
@@ -122,14 +121,14 @@ impl OfCaller {
     /// If what the caller does fails; as [`Routing::shown`].
     pub(crate) fn note(
         &mut self,
-        (images, spaces): (&ImageDir, &Namespaces),
+        spaces: &Namespaces,
         done: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let shown = |id: &u32| Ok((*id, Routing::shown(images, spaces, *id)?.all));
+        let shown = |id: &u32| Ok((*id, Routing::shown(spaces, *id)?.all));
         let before: Vec<(u32, BTreeSet<Item>)> = self.0.keys().map(shown).collect::<Result<_>>()?;
         done()?;
         for (id, before) in before {
-            let now = Routing::shown(images, spaces, id)?.all;
+            let now = Routing::shown(spaces, id)?.all;
             let changed = before.symmetric_difference(&now).cloned();
             self.0.entry(id).or_default().extend(changed);
         }

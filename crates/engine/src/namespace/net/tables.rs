@@ -11,16 +11,16 @@ use libc::{
 use torpor_images::{ImageDir, Kind};
 use torpor_kernel::netlink::{Body, CREATE, Message, NETFILTER, REPLACE, ROUTE, Socket, word};
 use torpor_policy::collect;
-use torpor_policy::collect::Addresses;
 use torpor_policy::collect::lists::{self, List};
 use torpor_sys::number::byte;
 
+use super::filling::NetworkFilling;
 use crate::error::{Context, Error, Result};
 
 /// A kind of list, and how the kernel is asked for it.
 #[derive(Debug)]
 pub(super) struct ListKind {
-    list: List,
+    pub(super) list: List,
     family: i32,
     /// The message that asks for it.
     get: u16,
@@ -67,6 +67,10 @@ pub(super) const CONNECTIONS: ListKind = ListKind {
 pub(super) const EXPECTED: ListKind =
     ListKind { list: lists::EXPECTED, get: lists::EXPECTED.add | 1, ..CONNECTIONS };
 
+/// All of them.
+pub(super) const ALL: [&ListKind; 7] =
+    [&ADDRESSES, &ROUTES4, &ROUTES6, &RULES4, &RULES6, &CONNECTIONS, &EXPECTED];
+
 // linux/rtnetlink.h, linux/if_addr.h.
 /// `struct ifaddrmsg`, `struct rtmsg`.
 pub(super) const IFADDRMSG: usize = 8;
@@ -112,15 +116,6 @@ impl ListKind {
         let mut writer = images.writer(self.list.image, ns_id.into())?;
         writer.raw(&bytes)?;
         Ok(writer.finish()?)
-    }
-
-    /// The messages of an image; none if there is no such file.
-    ///
-    /// # Errors
-    /// A file that holds something else.
-    pub(super) fn load(&self, images: &ImageDir, ns_id: u32) -> Result<Option<Vec<Message>>> {
-        let messages = self.list.read(images, ns_id.into())?;
-        Ok(messages.map(|all| all.into_iter().map(|bytes| Message { bytes }).collect()))
     }
 
     /// The messages that the kernel shows of the namespace of a socket.
@@ -177,9 +172,9 @@ fn settled(message: &Message) -> Option<Vec<u8>> {
 /// and no others: the kernel adds some by itself when a device comes up.
 ///
 /// # Errors
-/// If the kernel refuses an address (named in the error), or to take one away; damaged images.
-pub(super) fn restore_addresses(images: &ImageDir, ns_id: u32) -> Result<()> {
-    let Some(wanted) = ADDRESSES.load(images, ns_id)? else { return Ok(()) };
+/// If the kernel refuses an address (named in the error), or to take one away.
+pub(super) fn restore_addresses(filling: &NetworkFilling, ns_id: u32) -> Result<()> {
+    let Some(wanted) = filling.list(&ADDRESSES) else { return Ok(()) };
     let mut socket = Socket::open(ROUTE)?;
     let keys: HashSet<_> = wanted.iter().map(address_key).collect();
     let mut there = HashSet::new();
@@ -221,10 +216,10 @@ fn remove_address(socket: &mut Socket, message: &Message) -> Result<()> {
 /// Adds the routes. One that needs another first is tried again after that.
 ///
 /// # Errors
-/// If the kernel refuses a route (named in the error) when all others are there; damaged images.
-pub(super) fn restore_routes(images: &ImageDir, ns_id: u32) -> Result<()> {
+/// If the kernel refuses a route (named in the error) when all others are there.
+pub(super) fn restore_routes(filling: &NetworkFilling, ns_id: u32) -> Result<()> {
     for table in [&ROUTES4, &ROUTES6] {
-        let Some(messages) = table.load(images, ns_id)? else { continue };
+        let Some(messages) = filling.list(table) else { continue };
         let mut socket = Socket::open(ROUTE)?;
         let mut left: Vec<(usize, Vec<u8>)> = messages
             .iter()
@@ -286,39 +281,36 @@ fn clear_hops(hops: &mut [u8]) {
 }
 
 /// What [`restore_routes`] and [`restore_rules`] send to the kernel that policies have a word for:
-/// the image file, and that word.
-///
-/// # Errors
-/// If images are damaged, or contradict each other.
-pub(crate) fn planned(images: &ImageDir, ns_id: u32) -> Result<Vec<(String, String)>> {
+/// the kind of image, and that word.
+pub(crate) fn planned(filling: &NetworkFilling) -> Vec<(Kind, String)> {
     let mut all = Vec::new();
     let mut add = |table: &ListKind, text: Option<String>| {
-        all.extend(text.map(|text| (table.list.image.file_name(ns_id.into()), text)));
+        all.extend(text.map(|text| (table.list.image, text)));
     };
-    let addresses = Addresses::read(images, ns_id.into())?;
+    let addresses = filling.addresses();
     for table in [&ROUTES4, &ROUTES6] {
-        let messages = table.load(images, ns_id)?.unwrap_or_default();
+        let messages = filling.list(table).unwrap_or_default();
         let sent = messages.iter().filter(|message| !comes_with_address(message));
         sent.for_each(|message| add(table, collect::route(&route_request(message), &addresses)));
     }
     for table in [&RULES4, &RULES6] {
-        let messages = table.load(images, ns_id)?.unwrap_or_default();
+        let messages = filling.list(table).unwrap_or_default();
         messages.iter().for_each(|message| add(table, collect::rule(message.body())));
     }
-    Ok(all)
+    all
 }
 
 /// Makes the routing rules those of the images.
 ///
 /// # Errors
-/// If the kernel refuses a rule (named in the error), or to take one away; damaged images.
-pub(super) fn restore_rules(images: &ImageDir, ns_id: u32) -> Result<()> {
+/// If the kernel refuses a rule (named in the error), or to take one away.
+pub(super) fn restore_rules(filling: &NetworkFilling, ns_id: u32) -> Result<()> {
     for table in [&RULES4, &RULES6] {
-        let Some(wanted) = table.load(images, ns_id)? else { continue };
+        let Some(wanted) = filling.list(table) else { continue };
         let mut socket = Socket::open(ROUTE)?;
         let now = table.shown(&mut socket)?;
         let has = |list: &[Message], body: &[u8]| list.iter().any(|m| m.body() == body);
-        for message in now.iter().filter(|m| !has(&wanted, m.body())) {
+        for message in now.iter().filter(|m| !has(wanted, m.body())) {
             socket
                 .change(RTM_DELRULE, 0, message.body())?
                 .context(|| "removing a routing rule".to_owned())?;
@@ -392,27 +384,13 @@ fn for_each_attribute(message: &mut [u8], from: usize, mut change: impl FnMut(u1
     }
 }
 
-/// The images of tracked connections that there are.
-///
-/// # Errors
-/// If images are damaged, or contradict each other.
-pub(crate) fn tracked(images: &ImageDir, ns_id: u32) -> Result<Vec<String>> {
-    let mut all = Vec::new();
-    for table in [&CONNECTIONS, &EXPECTED] {
-        if table.load(images, ns_id)?.is_some_and(|messages| !messages.is_empty()) {
-            all.push(table.list.image.file_name(ns_id.into()));
-        }
-    }
-    Ok(all)
-}
-
 /// Adds the tracked connections.
 ///
 /// # Errors
-/// If the kernel refuses a connection (named in the error); damaged images.
-pub(super) fn restore_connections(images: &ImageDir, ns_id: u32) -> Result<()> {
+/// If the kernel refuses a connection (named in the error).
+pub(super) fn restore_connections(filling: &NetworkFilling, ns_id: u32) -> Result<()> {
     for table in [&CONNECTIONS, &EXPECTED] {
-        let Some(messages) = table.load(images, ns_id)? else { continue };
+        let Some(messages) = filling.list(table) else { continue };
         let mut socket = Socket::open(NETFILTER)?;
         for (index, message) in messages.iter().enumerate() {
             table.add(&mut socket, message.body())?.context(|| table.failed(ns_id, index))?;

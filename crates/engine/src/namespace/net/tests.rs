@@ -12,6 +12,7 @@ use torpor_tests::wait::wait_for;
 use super::{OfNetworks, Routing, forget_packets, run_in};
 use crate::external::External;
 use crate::namespace::NsKind;
+use crate::namespace::filling::Filling;
 use crate::namespace::testing::{fresh, tree};
 use crate::network::accept::Running;
 use crate::options::Options;
@@ -90,12 +91,13 @@ fn restore(number: usize, dir: &std::path::Path, opts: &Options) -> crate::Resul
     let spaces: Vec<OwnedFd> = (0..number).map(|_| fresh(NsKind::Net)).collect();
     let images = ImageDir::open(dir).unwrap();
     let files = spaces.iter().map(|s| s.try_clone().unwrap()).collect();
-    let known = tree(NsKind::Net, files);
+    let mut known = tree(NsKind::Net, files);
+    known.filling = Filling::read(&images, known.filled())?;
     let ids: Vec<u32> = known.all.iter().map(|ns| ns.id).collect();
-    super::restore((&opts.given.external, &opts.network), &images, &known, false, &ids)?;
+    super::restore((&opts.given.external, &opts.network), &known, false, &ids)?;
     for id in ids {
-        let planned = Routing::planned(&images, id)?;
-        let now = Routing::shown(&images, &known, id)?;
+        let planned = Routing::planned(&known, id)?;
+        let now = Routing::shown(&known, id)?;
         assert_eq!(planned.difference(&now, &BTreeSet::new()), None, "namespace {id}");
     }
     Ok(spaces)

@@ -1,10 +1,10 @@
 //! What the caller has handed over: it is where the images name it, and nowhere else.
 
 use std::cmp::Ordering;
+use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::fs::Stat;
-use torpor_images::ImageDir;
 use torpor_policy::{FileKey, OpenFile, Terminal};
 use torpor_sys::kcmp::{Object, kcmp};
 
@@ -18,11 +18,11 @@ use crate::file::ext;
 ///
 /// # Errors
 /// One that is another than the caller has given for it, or one that is given though the images do not name it.
-pub(super) fn check(opened: &Opened<'_>, images: &ImageDir) -> Result<()> {
+pub(super) fn check(opened: &Opened<'_>, terminals: &HashMap<u32, Terminal>) -> Result<()> {
     if opened.given.is_empty() {
         return Ok(());
     }
-    let terminals = Terminal::all(images)?;
+    let terminals: Vec<Terminal> = terminals.values().cloned().collect();
     for (&id, described) in opened.described {
         let Some(file) = opened.files.get(id) else { continue };
         // A FIFO is opened by a path that is described by itself.

@@ -15,8 +15,7 @@ mod unix;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
 
-use torpor_images::ImageDir;
-use torpor_policy::{Capabilities, Credentials, LIMITS, OpenFile, Seccomp};
+use torpor_policy::{Capabilities, Credentials, LIMITS, OpenFile, Seccomp, Terminal};
 use torpor_sys::ptrace::seccomp_filter;
 
 use self::files::Opened;
@@ -40,8 +39,6 @@ use crate::task;
 pub(crate) struct Made<'c> {
     /// What was asked for.
     pub opts: &'c Options,
-    /// The images.
-    pub images: &'c ImageDir,
     /// The tasks, and what their images say.
     pub tasks: &'c [Task],
     /// The namespaces.
@@ -56,6 +53,8 @@ pub(crate) struct Made<'c> {
     pub files: &'c OpenFiles,
     /// What `files.img` says, by id.
     pub described: &'c HashMap<u32, OpenFile>,
+    /// What the images say of terminals, by id.
+    pub terminals: &'c HashMap<u32, Terminal>,
     /// Connections that wait for their tasks.
     pub sleeping: &'c [Sleeping],
 }
@@ -94,7 +93,7 @@ pub(crate) fn check(cx: &Made<'_>) -> Result<()> {
     }
     opened.sockets()?;
     filters::check(&opened, cx.sleeping)?;
-    given::check(&opened, cx.images)?;
+    given::check(&opened, cx.terminals)?;
     nested_user::verify(cx.tasks, cx.spaces, cx.id_maps)?;
     mounts::check(cx.spaces, cx.mounts)?;
     networks(cx)?;
@@ -164,8 +163,8 @@ impl SpaceInodes {
 /// no more than the kernel or the caller has added.
 fn networks(cx: &Made<'_>) -> Result<()> {
     for (id, callers) in cx.spaces.networks.all() {
-        let wanted = Routing::planned(cx.images, id)?;
-        let now = Routing::shown(cx.images, cx.spaces, id)?;
+        let wanted = Routing::planned(cx.spaces, id)?;
+        let now = Routing::shown(cx.spaces, id)?;
         if let Some(what) = wanted.difference(&now, callers) {
             return Err(wrong(format!("network namespace {id}: {what}")));
         }
