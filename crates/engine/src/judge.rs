@@ -214,7 +214,7 @@ pub(crate) fn passed(opts: &Options) -> Result<Passed> {
     let served = opts.given.fuse.iter().filter_map(|new| new.stands_for());
     passed.mounts.extend(served.map(|name| (name.to_owned(), mount::FUSE_DEVICE.to_owned())));
     if let Some(join) = opts.given.join_ns.iter().find(|join| join.kind == JoinNsKind::User) {
-        passed.user_maps = IdMaps::of_file(&join.file)?.entry();
+        passed.user_maps = IdMaps::of_file(&join.file)?.known().cloned();
     }
     passed.networks = networks(opts)?;
     let given = opts.given.inherit_fd.iter();

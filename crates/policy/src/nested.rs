@@ -1,10 +1,11 @@
 //! User namespaces below that of the root task: read of their images once, judged, and made.
 
-use torpor_images::proto::{UidGidExtent, UsernsEntry};
+use torpor_images::proto::UsernsEntry;
 use torpor_images::{ImageDir, kind};
 
 use crate::error::{Error, Result};
 use crate::namespace::{Home, NsKind, NsSet};
+use crate::user_maps::UserMaps;
 
 /// One of them. Its ids outside are those of the root task's user namespace.
 #[derive(Debug, Clone)]
@@ -20,11 +21,9 @@ pub struct NestedUser {
     /// The namespaces that belong to it.
     pub owned: Vec<u32>,
     /// Users and groups.
-    pub maps: [Vec<UidGidExtent>; 2],
+    pub maps: UserMaps,
 }
 
-/// Most extents that a map can have (user_namespaces(7)).
-const EXTENTS: usize = 340;
 /// How deep they can be nested (user_namespaces(7)).
 const DEEPEST: usize = 32;
 
@@ -69,16 +68,10 @@ pub fn nested_users(images: &ImageDir, homes: &[NsSet]) -> Result<Vec<NestedUser
 
 fn read(images: &ImageDir, number: u32) -> Result<NestedUser> {
     let entry: UsernsEntry = images.read_one(kind::USERNS, number.into())?;
+    let maps = UserMaps::read(&entry).ok_or_else(|| impossible(number))?;
     let Some(nested) = entry.torpor_nested else {
         return Err(invalid(number, "what it is below is not known"));
     };
-    let maps = [entry.uid_map, entry.gid_map];
-    for map in &maps {
-        let ends = |e: &UidGidExtent| [e.first, e.lower_first].map(|f| f.checked_add(e.count));
-        if map.len() > EXTENTS || map.iter().any(|e| e.count == 0 || ends(e).contains(&None)) {
-            return Err(invalid(number, "its maps are impossible"));
-        }
-    }
     Ok(NestedUser {
         number,
         parent: nested.parent,
@@ -89,6 +82,11 @@ fn read(images: &ImageDir, number: u32) -> Result<NestedUser> {
     })
 }
 
+/// The maps of a user namespace are none that there can be.
+pub(crate) fn impossible(number: u32) -> Error {
+    invalid(number, "its maps are impossible")
+}
+
 fn invalid(number: u32, reason: &str) -> Error {
     Error::Invalid { image: kind::USERNS.file_name(number.into()), reason: reason.to_owned() }
 }
@@ -96,7 +94,7 @@ fn invalid(number: u32, reason: &str) -> Error {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use torpor_images::proto::{TaskKobjIdsEntry, TorporNestedUserEntry};
+    use torpor_images::proto::{TaskKobjIdsEntry, TorporNestedUserEntry, UidGidExtent};
 
     use super::*;
     use crate::namespace::HostSpaces;

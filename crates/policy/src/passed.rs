@@ -6,8 +6,6 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use torpor_images::proto::UsernsEntry;
-
 use crate::capabilities::{Capabilities, number};
 use crate::collect::anybody::OpenNetwork;
 use crate::doubles::check_doubles;
@@ -18,6 +16,7 @@ use crate::mount_options::{READ_ONLY, flags};
 use crate::resources::Resources;
 use crate::seccomp::Profile;
 use crate::spelling::{check_spelling, fold};
+use crate::user_maps::{IdExtent, UserMaps};
 
 /// No configuration is larger, in bytes.
 const MAX_SIZE: usize = 16 << 20;
@@ -44,7 +43,7 @@ pub struct Passed {
     /// Kinds of namespaces that are joined or handed over.
     pub joined: Vec<String>,
     /// The maps of the user namespace that is joined; none if it is this host's.
-    pub user_maps: Option<UsernsEntry>,
+    pub user_maps: Option<UserMaps>,
     /// Network namespaces that are given: the keys of those that are handed over, none for the one that
     /// is joined, and what anybody may have there.
     pub networks: Vec<(Option<String>, OpenNetwork)>,
@@ -285,14 +284,11 @@ impl Passed {
     /// The id on this host of one in the container, if it is mapped.
     pub(crate) fn outside(&self, spec: &Spec, kind: IdKind, id: u32) -> Option<u32> {
         let (given, joined) = match kind {
-            IdKind::User => (&spec.linux.uid_mappings, self.user_maps.as_ref().map(|m| &m.uid_map)),
-            IdKind::Group => {
-                (&spec.linux.gid_mappings, self.user_maps.as_ref().map(|m| &m.gid_map))
-            }
+            IdKind::User => (&spec.linux.uid_mappings, self.user_maps.as_ref().map(|m| &m.users)),
+            IdKind::Group => (&spec.linux.gid_mappings, self.user_maps.as_ref().map(|m| &m.groups)),
         };
         let given = given.iter().map(|map| (map.container_id, map.host_id, map.size));
-        let joined =
-            joined.into_iter().flatten().map(|map| (map.first, map.lower_first, map.count));
+        let joined = joined.into_iter().flatten().map(IdExtent::numbers);
         let maps: Vec<_> = given.chain(joined).collect();
         if maps.is_empty() {
             return Some(id);

@@ -643,6 +643,22 @@ fn ids_in_a_joined_user_namespace() {
     }
 }
 
+/// Maps that the kernel would not take are an error of an audit as well: of no ids, and of ids that there are not.
+#[test]
+fn maps_of_ids_that_cannot_be() {
+    let task = Asleep::new(&["--uts", "--user", "--map-root-user"], ":");
+    let images = ImageDir::open(task.images()).unwrap();
+    let space = images.ids(kind::USERNS).unwrap()[0];
+    let whole: UsernsEntry = images.read_one(kind::USERNS, space).unwrap();
+    for (first, lower_first, count) in [(1, 0, 0), (1, 0, u32::MAX), (0, 1, u32::MAX)] {
+        let mut maps = whole.clone();
+        maps.gid_map.push(UidGidExtent { first, lower_first, count });
+        images.write_one(kind::USERNS, space, &maps).unwrap();
+        let wanted = format!("userns-{space}.img: its maps are impossible");
+        task.denied(&[], &[&wanted]);
+    }
+}
+
 /// What the restoring program may do while it restores tasks that may do little.
 #[test]
 fn a_restore_gives_up_what_it_does_not_need() {

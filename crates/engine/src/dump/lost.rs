@@ -88,7 +88,7 @@ fn check_session(cx: &mut Dump<'_>, task: usize, keyring: Option<u64>) -> Result
 /// has it do: whoever has a group less there cannot become a member again.
 fn check_groups(cx: &Dump<'_>) -> Result<()> {
     let pid = cx.tasks[0].pid;
-    if cx.id_maps.entry().is_some()
+    if cx.id_maps.known().is_some()
         && proc::read(pid, "setgroups").is_ok_and(|text| text.trim() == "deny")
     {
         let object = "that its user namespace denies setgroups(2)";

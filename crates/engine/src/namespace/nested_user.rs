@@ -240,7 +240,7 @@ pub(super) fn dump(images: &ImageDir, spaces: &Namespaces) -> Result<()> {
                 denies_groups: user.denies_groups.then_some(true),
                 owned: user.owned.clone(),
             }),
-            ..user.maps.entry().unwrap_or_default()
+            ..user.maps.known().map(|maps| maps.entry()).unwrap_or_default()
         };
         images.write_one(kind::USERNS, user.number.into(), &entry)?;
     }

@@ -9,9 +9,8 @@ use std::path::Path;
 
 use rustix::fs::{Stat, fstat, stat};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use torpor_images::proto::{UidGidExtent, UsernsEntry};
 use torpor_images::{ImageDir, kind};
-use torpor_policy::{Ask, Request};
+use torpor_policy::{Ask, IdExtent, Request, UserMaps};
 use torpor_sys::process::{self, FileOwner};
 
 use crate::error::{About, Context, Error, Result};
@@ -21,7 +20,7 @@ use crate::proc;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct IdMaps {
     /// `None` where both are the same namespace.
-    maps: Option<[Vec<UidGidExtent>; 2]>,
+    maps: Option<UserMaps>,
 }
 
 impl IdMaps {
@@ -33,8 +32,11 @@ impl IdMaps {
 
     /// Maps are sets: the kernel sorts those of more than five ranges, and shows shorter ones as they
     /// were written.
-    fn of_extents(mut maps: [Vec<UidGidExtent>; 2]) -> Self {
-        maps.iter_mut().for_each(|map| map.sort_unstable_by_key(|extent| extent.first));
+    #[must_use]
+    pub(crate) fn new(mut maps: UserMaps) -> Self {
+        for map in [&mut maps.users, &mut maps.groups] {
+            map.sort_unstable_by_key(IdExtent::numbers);
+        }
         IdMaps { maps: Some(maps) }
     }
 
@@ -48,7 +50,8 @@ impl IdMaps {
             // The file would show what the ids are in the parent namespace.
             return Ok(Self::identity());
         }
-        Ok(Self::of_extents([extents(pid, "uid_map")?, extents(pid, "gid_map")?]))
+        let (users, groups) = (extents(pid, "uid_map")?, extents(pid, "gid_map")?);
+        Ok(Self::new(UserMaps { users, groups }))
     }
 
     /// The maps of the user namespace that `file` refers to. The kernel shows them of a process
@@ -73,52 +76,41 @@ impl IdMaps {
     /// An id that has no name there.
     pub(crate) fn seen_in(&self, to: &Self) -> std::result::Result<Self, u32> {
         let Some(maps) = &self.maps else { return Ok(Self::identity()) };
-        let [uids, gids] = maps;
-        let rename = |all: &[UidGidExtent], inside: &dyn Fn(u32) -> Option<u32>| {
-            let one = |e: &UidGidExtent| match inside(e.lower_first) {
-                Some(lower_first) => Ok(UidGidExtent { lower_first, ..*e }),
-                None => Err(e.lower_first),
+        let rename = |all: &[IdExtent], inside: &dyn Fn(u32) -> Option<u32>| {
+            let one = |extent: &IdExtent| {
+                let (first, lower, count) = extent.numbers();
+                inside(lower).and_then(|lower| IdExtent::new(first, lower, count)).ok_or(lower)
             };
             all.iter().map(one).collect::<std::result::Result<Vec<_>, u32>>()
         };
-        let uids = rename(uids, &|id| to.uid_inside(id))?;
-        Ok(Self::of_extents([uids, rename(gids, &|id| to.gid_inside(id))?]))
+        let users = rename(&maps.users, &|id| to.uid_inside(id))?;
+        Ok(Self::new(UserMaps { users, groups: rename(&maps.groups, &|id| to.gid_inside(id))? }))
     }
 
     /// The lines of `/proc/PID/uid_map` and `gid_map`.
     #[must_use]
     pub fn texts(&self) -> [String; 2] {
-        let line = |e: &UidGidExtent| format!("{} {} {}\n", e.first, e.lower_first, e.count);
-        let text = |map: &Vec<UidGidExtent>| map.iter().map(line).collect();
-        self.maps.as_ref().map(|maps| maps.each_ref().map(text)).unwrap_or_default()
+        let line = |extent: &IdExtent| {
+            let (first, lower, count) = extent.numbers();
+            format!("{first} {lower} {count}\n")
+        };
+        let text = |map: &Vec<IdExtent>| map.iter().map(line).collect();
+        self.maps.as_ref().map(|maps| [&maps.users, &maps.groups].map(text)).unwrap_or_default()
     }
 
     /// A group that everybody in there can have.
     #[must_use]
     pub(crate) fn any_group(&self) -> Option<u32> {
         match &self.maps {
-            Some([_, gids]) => gids.first().map(|extent| extent.first),
+            Some(maps) => maps.groups.first().map(|extent| extent.numbers().0),
             None => Some(0),
         }
     }
 
-    /// The maps that an entry holds; the same ids inside and outside without one.
+    /// The maps; `None` where the ids are the same inside and outside.
     #[must_use]
-    pub(crate) fn of_entry(entry: Option<UsernsEntry>) -> Self {
-        entry.map_or(Self::identity(), |entry| Self::of_extents([entry.uid_map, entry.gid_map]))
-    }
-
-    /// The entry that holds these maps.
-    #[must_use]
-    pub fn entry(&self) -> Option<UsernsEntry> {
-        let [uid_map, gid_map] = self.maps.clone()?;
-        Some(UsernsEntry { uid_map, gid_map, torpor_nested: None })
-    }
-
-    /// The maps: of users (`false`) and of groups.
-    pub fn extents(&self) -> impl Iterator<Item = (bool, &UidGidExtent)> {
-        let [users, groups] = self.maps.as_ref().map_or([&[][..]; 2], |[u, g]| [&u[..], &g[..]]);
-        users.iter().map(|map| (false, map)).chain(groups.iter().map(|map| (true, map)))
+    pub(crate) fn known(&self) -> Option<&UserMaps> {
+        self.maps.as_ref()
     }
 
     /// The maps that a plan has for namespace `ns_id`.
@@ -127,17 +119,15 @@ impl IdMaps {
     /// `Error::Invalid` for ranges that are empty, or that no ids are left for.
     pub fn planned(plan: &[Request], ns_id: u32) -> Result<Self> {
         let image = kind::USERNS.file_name(ns_id.into());
-        let mut maps = [vec![], vec![]];
+        let mut maps = UserMaps::default();
         for request in plan.iter().filter(|request| request.image == image) {
             let Ask::Map { groups, first, lower, count } = request.ask else { continue };
-            let extent = UidGidExtent { first, lower_first: lower, count };
-            let ends = [first, lower].map(|first| first.checked_add(count));
-            if count == 0 || ends.contains(&None) {
-                return Err(Error::invalid(image, format!("extent {extent:?}")));
-            }
-            maps[usize::from(groups)].push(extent);
+            let Some(extent) = IdExtent::new(first, lower, count) else {
+                return Err(Error::invalid(image, format!("extent {first}:{lower}:{count}")));
+            };
+            if groups { &mut maps.groups } else { &mut maps.users }.push(extent);
         }
-        Ok(Self::of_extents(maps))
+        Ok(Self::new(maps))
     }
 
     /// Gives the new user namespace of process `pid` these maps.
@@ -171,25 +161,25 @@ impl IdMaps {
     /// The name inside of a user id outside; `None` if it has none.
     #[must_use]
     pub(crate) fn uid_inside(&self, id: u32) -> Option<u32> {
-        self.maps.as_ref().map_or(Some(id), |[uids, _]| inside(uids, id))
+        self.maps.as_ref().map_or(Some(id), |maps| inside(&maps.users, id))
     }
 
     /// The name inside of a group id outside; `None` if it has none.
     #[must_use]
     pub(crate) fn gid_inside(&self, id: u32) -> Option<u32> {
-        self.maps.as_ref().map_or(Some(id), |[_, gids]| inside(gids, id))
+        self.maps.as_ref().map_or(Some(id), |maps| inside(&maps.groups, id))
     }
 
     /// The user id outside of one inside; `None` if it is not mapped.
     #[must_use]
     pub(crate) fn uid_outside(&self, id: u32) -> Option<u32> {
-        self.maps.as_ref().map_or(Some(id), |[uids, _]| outside(uids, id))
+        self.maps.as_ref().map_or(Some(id), |maps| outside(&maps.users, id))
     }
 
     /// The group id outside of one inside; `None` if it is not mapped.
     #[must_use]
     pub(crate) fn gid_outside(&self, id: u32) -> Option<u32> {
-        self.maps.as_ref().map_or(Some(id), |[_, gids]| outside(gids, id))
+        self.maps.as_ref().map_or(Some(id), |maps| outside(&maps.groups, id))
     }
 }
 
@@ -197,9 +187,11 @@ impl IdMaps {
 impl fmt::Display for IdMaps {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(maps) = &self.maps else { return f.write_str("that of this host") };
-        for (name, map) in ["users", "groups"].iter().zip(maps) {
-            write!(f, "{}{name}", if *name == "users" { "" } else { ", " })?;
-            map.iter().try_for_each(|e| write!(f, " {}:{}:{}", e.first, e.lower_first, e.count))?;
+        for (name, map) in [("users", &maps.users), (", groups", &maps.groups)] {
+            f.write_str(name)?;
+            for (first, lower, count) in map.iter().map(IdExtent::numbers) {
+                write!(f, " {first}:{lower}:{count}")?;
+            }
         }
         Ok(())
     }
@@ -226,15 +218,13 @@ pub(crate) struct NestedUser {
 
 impl From<torpor_policy::NestedUser> for NestedUser {
     fn from(user: torpor_policy::NestedUser) -> Self {
-        let [uid_map, gid_map] = user.maps;
-        let maps = UsernsEntry { uid_map, gid_map, torpor_nested: None };
         NestedUser {
             number: user.number,
             parent: user.parent,
             owner: user.owner,
             denies_groups: user.denies_groups,
             owned: user.owned,
-            maps: IdMaps::of_entry(Some(maps)),
+            maps: IdMaps::new(user.maps),
             file: None,
         }
     }
@@ -272,36 +262,31 @@ pub(super) fn with_resident<T>(
 /// # Errors
 /// If the image cannot be written.
 pub(crate) fn dump(images: &ImageDir, id_maps: &IdMaps, ns_id: u32) -> Result<()> {
-    let Some(entry) = id_maps.entry() else { return Ok(()) };
-    Ok(images.write_one(kind::USERNS, ns_id.into(), &entry)?)
+    let Some(maps) = id_maps.known() else { return Ok(()) };
+    Ok(images.write_one(kind::USERNS, ns_id.into(), &maps.entry())?)
 }
 
-fn inside(map: &[UidGidExtent], id: u32) -> Option<u32> {
-    map.iter().find_map(|e| {
-        let offset = id.checked_sub(e.lower_first).filter(|&o| o < e.count)?;
-        e.first.checked_add(offset)
-    })
+fn inside(map: &[IdExtent], id: u32) -> Option<u32> {
+    map.iter().find_map(|extent| extent.inside(id))
 }
 
-fn outside(map: &[UidGidExtent], id: u32) -> Option<u32> {
-    map.iter().find_map(|e| {
-        let offset = id.checked_sub(e.first).filter(|&o| o < e.count)?;
-        e.lower_first.checked_add(offset)
-    })
+fn outside(map: &[IdExtent], id: u32) -> Option<u32> {
+    map.iter().find_map(|extent| extent.outside(id))
 }
 
 /// Reads `/proc/PID/uid_map` or `gid_map`.
-fn extents(pid: i32, name: &str) -> Result<Vec<UidGidExtent>> {
+fn extents(pid: i32, name: &str) -> Result<Vec<IdExtent>> {
     let text = proc::read(pid, name)?;
     text.lines()
         .map(|line| {
             let mut numbers = line.split_ascii_whitespace().map(str::parse);
-            match (numbers.next(), numbers.next(), numbers.next()) {
-                (Some(Ok(first)), Some(Ok(lower_first)), Some(Ok(count))) => {
-                    Ok(UidGidExtent { first, lower_first, count })
+            let extent = match (numbers.next(), numbers.next(), numbers.next()) {
+                (Some(Ok(first)), Some(Ok(lower)), Some(Ok(count))) => {
+                    IdExtent::new(first, lower, count)
                 }
-                _ => Err(Error::invalid(format!("/proc/{pid}/{name}"), line)),
-            }
+                _ => None,
+            };
+            extent.ok_or_else(|| Error::invalid(format!("/proc/{pid}/{name}"), line))
         })
         .collect()
 }
@@ -313,10 +298,9 @@ mod tests {
 
     #[test]
     fn ids_are_translated_both_ways() {
-        let map = |first, lower_first, count| UidGidExtent { first, lower_first, count };
-        let maps = IdMaps {
-            maps: Some([vec![map(0, 1000, 1), map(1, 100_000, 65536)], vec![map(0, 0, 10)]]),
-        };
+        let map = |first, lower, count| IdExtent::new(first, lower, count).unwrap();
+        let users = vec![map(0, 1000, 1), map(1, 100_000, 65536)];
+        let maps = IdMaps::new(UserMaps { users, groups: vec![map(0, 0, 10)] });
         assert_eq!(maps.uid_inside(1000), Some(0));
         assert_eq!(maps.uid_inside(100_004), Some(5));
         assert_eq!(maps.uid_inside(5), None);
@@ -329,10 +313,9 @@ mod tests {
 
     #[test]
     fn maps_are_sets() {
-        let map = |first, lower_first| UidGidExtent { first, lower_first, count: 1 };
-        let of = |uid_map: &[UidGidExtent]| {
-            let (uid_map, gid_map) = (uid_map.to_vec(), vec![map(0, 0)]);
-            IdMaps::of_entry(Some(UsernsEntry { uid_map, gid_map, torpor_nested: None }))
+        let map = |first, lower| IdExtent::new(first, lower, 1).unwrap();
+        let of = |users: &[IdExtent]| {
+            IdMaps::new(UserMaps { users: users.to_vec(), groups: vec![map(0, 0)] })
         };
         let (one, other) = (map(0, 1000), map(5, 9));
         assert_eq!(of(&[one, other]), of(&[other, one]));

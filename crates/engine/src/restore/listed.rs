@@ -11,14 +11,13 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use torpor_images::proto::UidGidExtent;
 use torpor_images::{ImageDir, kind};
 use torpor_policy::collect::{check_references, powers as powers_of};
 use torpor_policy::ghost::Ghost;
 use torpor_policy::memory::MemoryArea;
 use torpor_policy::network::NetDevice;
 use torpor_policy::{
-    Ask, Credentials, OpenFile, Passed, PathFile, Request, SignalOwner, SocketOptions,
+    Ask, Credentials, OpenFile, Passed, PathFile, Request, SignalOwner, SocketOptions, UserMaps,
 };
 
 use super::image::TaskImage;
@@ -158,7 +157,8 @@ fn nested_users(maps: &IdMaps, spaces: &Namespaces, things: &mut Things<'_>) {
         let (number, parent, owned) = (*number, *parent, owned.clone());
         let image = kind::USERNS.file_name(number.into());
         things.expect(&*image, None, &Ask::NestedUser { number, parent, owned });
-        for (groups, &UidGidExtent { first, lower_first: id, count }) in own.extents() {
+        for (groups, extent) in own.known().into_iter().flat_map(UserMaps::extents) {
+            let (first, id, count) = extent.numbers();
             let lower = if groups { maps.gid_outside(id) } else { maps.uid_outside(id) };
             let lower = lower.unwrap_or(id);
             things.expect(&*image, None, &Ask::NestedMap { number, groups, first, lower, count });

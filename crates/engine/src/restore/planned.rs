@@ -46,7 +46,7 @@ impl Planned {
         let maps = match user {
             // The ids of the images are then those of another namespace than their own.
             _ if passed.joined.iter().any(|kind| kind == NsKind::User.name()) => {
-                IdMaps::of_entry(passed.user_maps.clone())
+                passed.user_maps.clone().map_or_else(IdMaps::identity, IdMaps::new)
             }
             Some(id) => IdMaps::planned(plan, id)?,
             None => IdMaps::identity(),
@@ -57,7 +57,9 @@ impl Planned {
         let root = checkpoint.tasks.first().and_then(|task| task.threads.first()?.group_set);
         let own = checkpoint.inventory.group_set.unwrap_or(0);
         let groups = match &passed.cgroups {
-            Some(roots) => Groups::read(images, Reading { own, root, roots, maps: maps.entry() })?,
+            Some(roots) => {
+                Groups::read(images, Reading { own, root, roots, maps: maps.known().cloned() })?
+            }
             None => Groups::default(),
         };
         let forest = Forest::planned(plan)?;

@@ -200,8 +200,7 @@ pub(crate) fn raise_files(husk: &mut Tracee, vpid: i32, highest: u32) -> Result<
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use torpor_images::proto::{UidGidExtent, UsernsEntry};
-    use torpor_policy::NO_LOGIN;
+    use torpor_policy::{IdExtent, NO_LOGIN, UserMaps};
     use torpor_tracee::Birth;
 
     use super::*;
@@ -216,12 +215,11 @@ mod tests {
             return;
         }
         std::fs::write(own, NO_LOGIN.to_string()).unwrap();
-        let map = |first, lower_first| UidGidExtent { first, lower_first, count: 1 };
-        let maps = IdMaps::of_entry(Some(UsernsEntry {
-            uid_map: vec![map(0, 0), map(5, 4711), map(4712, 4713)],
-            gid_map: vec![map(0, 0)],
-            torpor_nested: None,
-        }));
+        let map = |first, lower| IdExtent::new(first, lower, 1).unwrap();
+        let maps = IdMaps::new(UserMaps {
+            users: vec![map(0, 0), map(5, 4711), map(4712, 4713)],
+            groups: vec![map(0, 0)],
+        });
         let birth = Birth {
             flags: libc::CLONE_NEWUSER.cast_unsigned().into(),
             set_tid: &[],

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use torpor_images::ImageDir;
-use torpor_images::proto::{FileEntry, UidGidExtent, UsernsEntry};
+use torpor_images::proto::FileEntry;
 
 use super::settings;
 use crate::credentials::Credentials;
@@ -19,6 +19,7 @@ use crate::request::{Ask, Request};
 use crate::scheduling::Scheduling;
 use crate::seccomp::Seccomp;
 use crate::sharing::TableNumber;
+use crate::user_maps::{IdExtent, UserMaps};
 
 /// A task, as the restore has loaded it.
 #[derive(Debug, Clone, Copy)]
@@ -132,17 +133,17 @@ impl Requests {
 
 /// The ids of the tree's user namespace; none if it is this host's.
 #[derive(Debug, Default)]
-pub(crate) struct Maps(pub(crate) Option<UsernsEntry>);
+pub(crate) struct Maps(pub(crate) Option<UserMaps>);
 
 impl Maps {
     /// The user id on this host. One that is not mapped cannot be given to anyone.
     pub(crate) fn user(&self, id: u32) -> u32 {
-        self.0.as_ref().map_or(id, |maps| outside(&maps.uid_map, id))
+        self.0.as_ref().map_or(id, |maps| outside(&maps.users, id))
     }
 
     /// The group id on this host, likewise.
     pub(crate) fn group(&self, id: u32) -> u32 {
-        self.0.as_ref().map_or(id, |maps| outside(&maps.gid_map, id))
+        self.0.as_ref().map_or(id, |maps| outside(&maps.groups, id))
     }
 
     /// That of a group, else of a user.
@@ -151,10 +152,6 @@ impl Maps {
     }
 }
 
-fn outside(map: &[UidGidExtent], id: u32) -> u32 {
-    let found = map.iter().find_map(|extent| {
-        let offset = id.checked_sub(extent.first).filter(|&offset| offset < extent.count)?;
-        extent.lower_first.checked_add(offset)
-    });
-    found.unwrap_or(id)
+fn outside(map: &[IdExtent], id: u32) -> u32 {
+    map.iter().find_map(|extent| extent.outside(id)).unwrap_or(id)
 }

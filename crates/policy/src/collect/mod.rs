@@ -24,7 +24,7 @@ mod unreferenced;
 pub mod uses;
 
 use torpor_images::kind;
-use torpor_images::proto::{UidGidExtent, UsernsEntry};
+use torpor_images::proto::UsernsEntry;
 
 pub use self::anybody::OpenNetwork;
 pub(crate) use self::checkpoint::Maps;
@@ -36,9 +36,10 @@ pub use self::routing::{Addresses, route, rule};
 pub use crate::error::{Error, Result};
 use crate::given::GivenNamespace;
 use crate::namespace::NsKind;
-use crate::nested::NestedUser;
+use crate::nested::{NestedUser, impossible};
 use crate::passed::Passed;
 use crate::request::{Ask, Request};
+use crate::user_maps::UserMaps;
 
 /// Everything that a checkpoint asks for.
 ///
@@ -135,12 +136,12 @@ fn user_namespace(
     if let Some(id) = root.and_then(|root| root.homes.own(NsKind::User)) {
         let entry: UsernsEntry = checkpoint.images.read_one(kind::USERNS, id.into())?;
         let image = kind::USERNS.file_name(id.into());
-        for (groups, map) in [(false, &entry.uid_map), (true, &entry.gid_map)] {
-            for UidGidExtent { first, lower_first: lower, count } in map.iter().copied() {
-                all.add(&*image, None, Ask::Map { groups, first, lower, count });
-            }
+        let own = UserMaps::read(&entry).ok_or_else(|| impossible(id))?;
+        for (groups, extent) in own.extents() {
+            let (first, lower, count) = extent.numbers();
+            all.add(&*image, None, Ask::Map { groups, first, lower, count });
         }
-        maps.0.get_or_insert(entry);
+        maps.0 = Some(own);
     }
     Ok(maps)
 }
@@ -151,11 +152,10 @@ fn nested(users: &[NestedUser], maps: &Maps, all: &mut Requests) {
         let NestedUser { number, parent, owned, .. } = user.clone();
         let image = kind::USERNS.file_name(number.into());
         all.add(&*image, None, Ask::NestedUser { number, parent, owned });
-        for (groups, map) in [false, true].into_iter().zip(&user.maps) {
-            for UidGidExtent { first, lower_first, count } in map.iter().copied() {
-                let lower = maps.outside(groups, lower_first);
-                all.add(&*image, None, Ask::NestedMap { number, groups, first, lower, count });
-            }
+        for (groups, extent) in user.maps.extents() {
+            let (first, lower, count) = extent.numbers();
+            let lower = maps.outside(groups, lower);
+            all.add(&*image, None, Ask::NestedMap { number, groups, first, lower, count });
         }
     }
 }

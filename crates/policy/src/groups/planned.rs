@@ -5,9 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use torpor_images::proto::{
-    CgMemberEntry, CgSetEntry, CgroupDirEntry, CgroupEntry, CgroupPerms, UsernsEntry,
-};
+use torpor_images::proto::{CgMemberEntry, CgSetEntry, CgroupDirEntry, CgroupEntry, CgroupPerms};
 use torpor_images::{ImageDir, kind};
 
 use super::{Places, Roots, path, same};
@@ -15,6 +13,7 @@ use crate::collect::checkpoint::Maps;
 use crate::error::{Error, Result};
 use crate::process::ThreadRest;
 use crate::request::Ask;
+use crate::user_maps::UserMaps;
 
 /// What others than the owner may do with a file that they can write to.
 const WRITABLE_FOR_OTHERS: u32 = 0o022;
@@ -97,7 +96,7 @@ pub struct Reading<'a> {
     /// What the caller says of groups.
     pub roots: &'a Roots,
     /// The ids of the tasks' user namespace; `None` if it is this host's.
-    pub maps: Option<UsernsEntry>,
+    pub maps: Option<UserMaps>,
 }
 
 impl Groups {
@@ -354,10 +353,11 @@ fn is_name(name: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use torpor_images::proto::{CgControllerEntry, CgroupPropEntry, UidGidExtent};
+    use torpor_images::proto::{CgControllerEntry, CgroupPropEntry};
 
     use super::*;
     use crate::resources::Resources;
+    use crate::user_maps::IdExtent;
 
     fn perms(uid: u32, mode: u32) -> Option<CgroupPerms> {
         Some(CgroupPerms { mode, uid, gid: 0 })
@@ -410,9 +410,8 @@ mod tests {
         let images = ImageDir::open(images.path()).unwrap();
         images.write_one(kind::CGROUP, 0, entry).unwrap();
         let roots = Roots { given: vec![(None, "/new".into())], own, ..Roots::default() };
-        let map = UidGidExtent { first: 0, lower_first: 1000, count: 10 };
-        let maps =
-            Some(UsernsEntry { uid_map: vec![map], gid_map: vec![map], torpor_nested: None });
+        let map: Vec<IdExtent> = IdExtent::new(0, 1000, 10).into_iter().collect();
+        let maps = Some(UserMaps { users: map.clone(), groups: map });
         Groups::read(&images, Reading { own: 1, root: Some(3), roots: &roots, maps })
     }
 

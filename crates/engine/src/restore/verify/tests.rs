@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use rustix::io::DupFlags;
 use torpor_images::kind;
-use torpor_images::proto::{FileEntry, SkOption, SkOptsEntry, UidGidExtent, UsernsEntry};
+use torpor_images::proto::{FileEntry, SkOption, SkOptsEntry};
 use torpor_policy::seccomp::Filter;
-use torpor_policy::{Capabilities, ClockTimes, Policy, Rules, Sets};
+use torpor_policy::{Capabilities, ClockTimes, IdExtent, Policy, Rules, Sets, UserMaps};
 use torpor_sys::kcmp::{Object as Kcmp, kcmp};
 use torpor_sys::socket::{self, Instruction};
 use torpor_tests::wait::wait_for;
@@ -642,9 +642,8 @@ fn ids_of_this_host_that_are_not_planned_are_named() {
                 let map = format!("/proc/{}/{name}", cx.tasks[0].pid);
                 std::fs::write(map, "0 0 1").unwrap();
             }
-            let map = |lower_first| vec![UidGidExtent { first: 0, lower_first, count: 1 }];
-            let entry = UsernsEntry { uid_map: map(4711), gid_map: map(0), torpor_nested: None };
-            cx.id_maps = IdMaps::of_entry(Some(entry));
+            let map = |lower| vec![IdExtent::new(0, lower, 1).unwrap()];
+            cx.id_maps = IdMaps::new(UserMaps { users: map(4711), groups: map(0) });
         }),
         ("the id map is users, groups and was to be", enter_users),
     ]);
