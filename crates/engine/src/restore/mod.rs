@@ -38,6 +38,7 @@ pub(crate) mod verify;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use torpor_images::ImageDir;
 use torpor_images::proto::RestoreStatsEntry;
@@ -128,6 +129,7 @@ impl<'a> Restore<'a> {
         held: load::LookForPages,
     ) -> Result<Self> {
         let (verdict, plan) = judge::enforce(opts, &images, checked)?;
+        let begun = Instant::now();
         let mut checkpoint = load::load(&images, held)?;
         verdict.complete(&mut checkpoint);
         let planned = Planned::new(&images, &checkpoint, &verdict.passed, &plan)?;
@@ -140,6 +142,7 @@ impl<'a> Restore<'a> {
             told: &verdict.told,
         };
         listed::check(&view, &plan)?;
+        tracing::debug!("the images are read again, and compared, in {:?}", begun.elapsed());
         if opts.given.refuse_unused {
             unused::check(opts, &images, &checkpoint, &planned.spaces)?;
         }
