@@ -233,7 +233,19 @@ fn references_that_make_no_sense_are_refused_by_file_and_entry() {
             "sk-queues.img: a message is of file 999, which files.img lacks",
             vec![("sk-queues.img", "/entries/0/scm", json!([{"type": 1, "rights": [1, 999]}]))],
         ),
+        (
+            "sk-queues.img: a message is for file 1, in which none can wait",
+            vec![("sk-queues.img", "/entries/0/id_for", json!(1))],
+        ),
+        (
+            "comes with control data of type 2, which is not known",
+            vec![("sk-queues.img", "/entries/0/scm", json!([{"type": 2, "rights": []}]))],
+        ),
         // Unlinked files.
+        (
+            "remap-fpath.img: file 4 is found in way 7, which there is not",
+            vec![("remap-fpath.img", "/entries/0/remap_type", json!(7))],
+        ),
         (
             "remap-fpath.img: file 999 is none with a path",
             vec![("remap-fpath.img", "/entries/0/orig_id", json!(999))],

@@ -544,15 +544,23 @@ fn restores_are_made_of_types() {
     const KNOWN: [&str; 2] = ["RestoreStatsEntry", "StatsEntry"];
     /// What a function has that is told of open files by their entries: the table of a dump alone.
     const OF_FILES: [&str; 3] = ["&FileEntry", "[FileEntry]", ", FileEntry>"];
-    /// What a task is in the tree, shares and stands in, its memory, and the inventory: they are named where they are
-    /// written.
-    const OF_TASKS: [(&str, &[&str]); 6] = [
+    /// What a task is in the tree, shares and stands in, its memory, the inventory, and what there is besides files.img of
+    /// open files: they are named where they are written.
+    const WRITTEN: [(&str, &[&str]); 11] = [
         ("PstreeEntry", &["dump/"]),
         ("TaskKobjIdsEntry", &["dump/"]),
         ("FsEntry", &["dump/"]),
         ("InventoryEntry", &["dump/", "host/"]),
         ("VmaEntry", &["dump/", "memory/vma.rs"]),
         ("MmEntry", &["dump/"]),
+        ("PipeDataEntry", &["file/queue.rs"]),
+        ("RemapFilePathEntry", &["file/remap.rs"]),
+        (
+            "SkPacketEntry",
+            &["file/socket/queue.rs", "file/socket/datagram.rs", "file/socket/unix.rs"],
+        ),
+        ("TtyDataEntry", &["file/tty/dump.rs"]),
+        ("TtyInfoEntry", &["file/tty/dump.rs", "file/tty/info.rs"]),
     ];
     assert_eq!(entries_in("a: &VmaEntry,\n// FsEntry\nEntry::new"), BTreeSet::from(["VmaEntry"]));
     let files = files_of_engine();
@@ -564,8 +572,8 @@ fn restores_are_made_of_types() {
         wrong.extend(of_files.map(|what| format!("{file}: {what}")));
         for entry in entries_in(text) {
             let is_raw = is_at(&["restore/"]) && !is_at(&READ) && !KNOWN.contains(&entry);
-            let of_tasks = OF_TASKS.iter().find(|(name, _)| *name == entry);
-            if is_raw || of_tasks.is_some_and(|(_, places)| !is_at(places)) {
+            let written = WRITTEN.iter().find(|(name, _)| *name == entry);
+            if is_raw || written.is_some_and(|(_, places)| !is_at(places)) {
                 wrong.push(format!("{file}: {entry}"));
             }
         }

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use torpor_images::proto::{GhostFileEntry, RemapFilePathEntry, RemapType, Timeval};
-use torpor_images::remap::found_by;
+use torpor_images::proto::{GhostFileEntry, Timeval};
 use torpor_images::{ImageDir, Reader, kind};
 
 use crate::archive::SET_ID;
 use crate::error::{Error, Result};
+use crate::remap::{FoundElsewhere, Remap};
 use crate::request::{Ask, Device};
 
 /// The type of a file in its mode, and its values.
@@ -91,14 +91,14 @@ impl Ghost {
         name: impl Fn(u32) -> String,
     ) -> Result<Vec<(String, String, Self)>> {
         let (mut seen, mut all) = (BTreeSet::new(), vec![]);
-        for entry in images.read_all_or_empty::<RemapFilePathEntry>(kind::REMAP_FPATH, 0)? {
-            let (found_by, number) = found_by(&entry);
-            if found_by != RemapType::Ghost || !seen.insert(number) {
+        for Remap { file, by } in Remap::all(images)? {
+            let FoundElsewhere::Ghost(number) = by else { continue };
+            if !seen.insert(number) {
                 continue;
             }
             // One that is missing ends the restore by itself.
             let Some((ghost, _)) = Self::open(images, number)? else { continue };
-            all.push((kind::GHOST_FILE.file_name(number.into()), name(entry.orig_id), ghost));
+            all.push((kind::GHOST_FILE.file_name(number.into()), name(file), ghost));
         }
         Ok(all)
     }

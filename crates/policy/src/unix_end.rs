@@ -259,6 +259,12 @@ impl UnixEnds {
         self.by_inode.get(&end.link.peer?).and_then(|file| self.by_file.get(file))
     }
 
+    /// Whether messages can wait in one: it takes datagrams, or is an end of a connection that was accepted.
+    pub(crate) fn has_queue(&self, end: &UnixEnd) -> bool {
+        let waits = self.peer_of(end).is_some_and(|peer| peer.link.state == UnixState::Listening);
+        end.kind.is_of_datagrams() || end.link.state == UnixState::Connected && !waits
+    }
+
     fn check(&self, end: &UnixEnd) -> Result<(), String> {
         let wrong = |why: String| Err(format!("socket {}: {why}", end.file));
         let Some(inode) = end.link.peer else { return Ok(()) };
@@ -393,6 +399,16 @@ mod tests {
         }] {
             wrong(&[a.clone(), socket(2, 11, change)], "socket 1: cannot be connected to socket 2");
         }
+        let queues = |entries: &[FileEntry]| {
+            let ends = read(entries).unwrap();
+            ends.iter().map(|end| ends.has_queue(end)).collect::<Vec<_>>()
+        };
+        let listener = socket(2, 0, |usk| usk.state = LISTENING);
+        assert_eq!(queues(&[a.clone(), listener]), [false, false]);
+        assert_eq!(queues(&[a.clone(), b]), [true, true]);
+        assert_eq!(queues(&[socket(1, 0, |usk| usk.r#type = DATAGRAM)]), [true]);
+        assert_eq!(queues(&[socket(1, 0, |usk| usk.state = 7)]), [false]);
+        assert_eq!(queues(&[socket(1, 0, |_| ())]), [true]);
         let alone = socket(2, 0, |_| ());
         wrong(&[a.clone(), alone], "socket 1: socket 2 is its peer, but it is not the peer's");
         // Whoever waits at a listener is not its peer, and nobody outside says.

@@ -12,10 +12,9 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
-use torpor_images::proto::{RemapFilePathEntry, RemapType};
-use torpor_images::remap::{found_by, is_given_name};
-use torpor_images::{ImageDir, kind};
-use torpor_policy::{OpenFile, PathFile, Policy};
+use torpor_images::ImageDir;
+use torpor_images::remap::is_given_name;
+use torpor_policy::{FoundElsewhere, OpenFile, PathFile, Policy, Remap};
 
 use super::description::open_flags;
 use super::description::{open_in, same_inode};
@@ -34,7 +33,7 @@ use crate::verdict::Verdict;
 /// removes those names.
 #[derive(Debug, Default)]
 pub(crate) struct Temporary {
-    remaps: HashMap<u32, (RemapType, u32)>,
+    remaps: HashMap<u32, FoundElsewhere>,
     /// The ghosts that were made.
     ghosts: HashMap<u32, Kept>,
     /// Those whose mode waits until they have lost their names.
@@ -108,7 +107,7 @@ impl Temporary {
     /// Whether a file is a ghost.
     #[must_use]
     pub(crate) fn is_ghost(&self, file: u32) -> bool {
-        matches!(self.remaps.get(&file), Some((RemapType::Ghost, _)))
+        matches!(self.remaps.get(&file), Some(FoundElsewhere::Ghost(_)))
     }
 
     /// Reads `remap-fpath.img`.
@@ -116,16 +115,18 @@ impl Temporary {
     /// # Errors
     /// If images are damaged, or contradict each other.
     pub(crate) fn load(&mut self, images: &ImageDir) -> Result<()> {
-        for entry in images.read_all_or_empty::<RemapFilePathEntry>(kind::REMAP_FPATH, 0)? {
-            self.remaps.insert(entry.orig_id, found_by(&entry));
-        }
+        let remaps = Remap::all(images)?.into_iter();
+        self.remaps.extend(remaps.map(|remap| (remap.file, remap.by)));
         Ok(())
     }
 
     /// The process that has ended and whose directory file `id` of the images is: nobody can open
     /// or change to it but while there is such a process.
     pub(crate) fn process_of(&self, id: u32) -> Option<u32> {
-        self.remaps.get(&id).filter(|(kind, _)| *kind == RemapType::Procfs).map(|(_, pid)| *pid)
+        match self.remaps.get(&id) {
+            Some(FoundElsewhere::Process(pid)) => Some(*pid),
+            _ => None,
+        }
     }
 
     /// Says which process is there for the moment.
@@ -149,8 +150,8 @@ impl Temporary {
         dev: u32,
         ino: u64,
     ) -> Result<Option<u32>> {
-        for (&file, &(kind, ghost)) in &self.remaps {
-            if kind == RemapType::Ghost {
+        for (&file, by) in &self.remaps {
+            if let FoundElsewhere::Ghost(ghost) = *by {
                 let image = ghost::load(images, ghost)?;
                 if image.ghost.was == Some((dev, ino)) {
                     return Ok(Some(file));
@@ -268,16 +269,16 @@ impl Opener<'_> {
     /// If a ghost cannot be made again, or the file that stands in is not there; if the process of
     /// the path cannot be started; damaged images.
     pub(crate) fn open_remapped(&mut self, reg: &PathFile) -> Result<Option<OwnedFd>> {
-        let Some(&(kind, other)) = self.temporary.remaps.get(&reg.id) else { return Ok(None) };
-        match kind {
-            RemapType::Ghost => open_ghost(self, reg, other).map(Some),
-            RemapType::Linked => open_linked(self, reg, other).map(Some),
-            RemapType::Procfs if self.temporary.alive == Some(other) => {
+        let Some(&by) = self.temporary.remaps.get(&reg.id) else { return Ok(None) };
+        match by {
+            FoundElsewhere::Ghost(ghost) => open_ghost(self, reg, ghost).map(Some),
+            FoundElsewhere::Linked(other) => open_linked(self, reg, other).map(Some),
+            FoundElsewhere::Process(pid) if self.temporary.alive == Some(pid) => {
                 open_by_path(self.roots, reg, Roots::open_path).map(Some)
             }
             // The process of the path has to be there for a moment.
-            RemapType::Procfs => {
-                let pid = i32::try_from(other).ok();
+            FoundElsewhere::Process(pid) => {
+                let pid = i32::try_from(pid).ok();
                 let root = self.tasks[0].remote()?;
                 with_process(root, pid, |_| open_by_path(self.roots, reg, Roots::open_path))
                     .map(Some)
@@ -463,7 +464,8 @@ fn open_writable(
 
 #[cfg(test)]
 mod tests {
-    use torpor_images::proto::GhostFileEntry;
+    use torpor_images::kind;
+    use torpor_images::proto::{GhostFileEntry, RemapFilePathEntry, RemapType};
 
     use super::*;
 

@@ -136,7 +136,7 @@ impl Table<'_> {
         kinds.fifos.load(images, all, &files.all(OpenFile::fifo))?;
         let root = cx.tasks.first().map(|root| &root.image);
         kinds.inet.load(*tcp_close, images, root, &files.all(OpenFile::inet))?;
-        in_flight.extend(kinds.unix.load(images, all, &files.all(OpenFile::unix))?);
+        in_flight.extend(kinds.unix.load(images, &files.all(OpenFile::unix))?);
         kinds.epolls.load(all, &files.all(OpenFile::epoll))?;
         kinds.inotify.load(all, &files.all(OpenFile::inotify))?;
         let packets = files.0.iter().filter_map(|file| Some((file.id, &file.packet()?.1)));

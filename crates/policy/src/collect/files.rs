@@ -4,8 +4,6 @@
 use std::collections::{BTreeSet, HashMap};
 
 use torpor_images::kind;
-use torpor_images::proto::{RemapFilePathEntry, RemapType};
-use torpor_images::remap::found_by;
 
 use super::checkpoint::{Checkpoint, Maps, Requests};
 use super::unlimited::owned;
@@ -17,6 +15,7 @@ use crate::memory_file::MemoryInode;
 use crate::mount::Mount;
 use crate::mount_options::READ_ONLY;
 use crate::path_file::PathFile;
+use crate::remap::{FoundElsewhere, Remap};
 use crate::request::Ask;
 
 pub(super) fn collect(
@@ -34,12 +33,8 @@ pub(super) fn collect(
 /// What tasks have open by a path, and what is made or removed for it on mounts that they
 /// cannot write to.
 fn opened(checkpoint: &Checkpoint<'_>, mounts: &[Mount], all: &mut Requests) -> Result<()> {
-    let remaps: HashMap<u32, RemapFilePathEntry> = checkpoint
-        .images
-        .read_all_or_empty::<RemapFilePathEntry>(kind::REMAP_FPATH, 0)?
-        .into_iter()
-        .map(|entry| (entry.orig_id, entry))
-        .collect();
+    let remaps = Remap::all(checkpoint.images)?.into_iter();
+    let remaps: HashMap<u32, FoundElsewhere> = remaps.map(|remap| (remap.file, remap.by)).collect();
     let narrow = || mounts.iter().filter(|mount| mount.flags & READ_ONLY != 0);
     let read_only: BTreeSet<i32> = narrow().map(|mount| mount.id.0.cast_signed()).collect();
     for mount in narrow().filter(|mount| mount.deleted) {
@@ -59,10 +54,10 @@ fn opened(checkpoint: &Checkpoint<'_>, mounts: &[Mount], all: &mut Requests) -> 
         let Some(file) = files.get(&entry.id) else { continue };
         all.add(&*image, None, file.ask());
         let Some(remap) = remaps.get(&entry.id) else { continue };
-        let changed = match found_by(remap) {
-            (RemapType::Ghost, _) => Some(file),
-            (RemapType::Linked, other) => files.get(&other),
-            _ => None,
+        let changed = match remap {
+            FoundElsewhere::Ghost(_) => Some(file),
+            FoundElsewhere::Linked(other) => files.get(other),
+            FoundElsewhere::Process(_) => None,
         };
         for file in changed.into_iter().chain([file]) {
             if changed.is_some() && read_only.contains(&file.mount) {

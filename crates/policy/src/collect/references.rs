@@ -8,10 +8,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use torpor_images::proto::{
-    CgroupEntry, FileEntry, Fstype, MemfdInodeEntry, MntEntry, RemapFilePathEntry, RemapType,
-    SkPacketEntry, TtyDataEntry, TtyInfoEntry,
+    CgroupEntry, FileEntry, Fstype, MemfdInodeEntry, MntEntry, TtyInfoEntry,
 };
-use torpor_images::remap::{found_by, is_given_name};
+use torpor_images::remap::is_given_name;
 use torpor_images::{ImageDir, Kind, kind};
 
 use super::checkpoint::{Checkpoint, KINDS};
@@ -19,6 +18,9 @@ use super::mounts::DEVICE_KEY;
 use super::unreferenced;
 use crate::error::{Error, Result};
 use crate::namespace::NsKind;
+use crate::remap::{FoundElsewhere, Remap};
+use crate::socket_message::SocketMessage;
+use crate::terminal_input::TerminalInput;
 use crate::unix_end::{UnixEnd, UnixEnds};
 
 /// Which kind of namespace each number is.
@@ -65,14 +67,14 @@ pub fn check(checkpoint: &Checkpoint<'_>) -> Result<()> {
     nested(checkpoint)?;
     images_of_namespaces(checkpoint, &numbers)?;
     files(checkpoint, &numbers)?;
-    packets(checkpoint)?;
-    remaps(checkpoint)?;
-    named_once(checkpoint.images)?;
-    unreferenced::check(checkpoint)?;
     let sockets = checkpoint.files.iter().filter_map(|entry| UnixEnd::of(entry).transpose());
     let sockets: std::result::Result<Vec<UnixEnd>, String> = sockets.collect();
     let sockets = sockets.and_then(UnixEnds::of);
-    sockets.or_else(|reason| invalid(kind::FILES.file_name(0), reason))?;
+    let sockets = sockets.or_else(|reason| invalid(kind::FILES.file_name(0), reason))?;
+    messages(checkpoint, &sockets)?;
+    remaps(checkpoint)?;
+    named_once(checkpoint.images)?;
+    unreferenced::check(checkpoint)?;
     let mounts = mounts(checkpoint)?;
     places(checkpoint, &mounts)?;
     groups(checkpoint)
@@ -196,26 +198,36 @@ fn kind_of_flag(flag: u32) -> Option<&'static str> {
     kind.map(NsKind::name)
 }
 
-/// Messages that wait in queues: of which socket, from which, and with which files.
-fn packets(checkpoint: &Checkpoint<'_>) -> Result<()> {
-    let Some(mut packets) = checkpoint.images.reader(kind::SK_QUEUES, 0)? else { return Ok(()) };
-    let known: BTreeSet<u32> = checkpoint.files.iter().map(|entry| entry.id).collect();
-    let rings = checkpoint.files.iter().filter(|entry| entry.torpor_io_uring.is_some());
-    let rings: BTreeSet<u32> = rings.map(|entry| entry.id).collect();
-    while let Some(packet) = packets.next::<SkPacketEntry>()? {
-        packets.raw(packet.length.into())?;
-        let files = packet.scm.iter().flat_map(|message| &message.rights).copied();
-        if let Some(id) = files.clone().find(|id| rings.contains(id)) {
-            let reason = format!("a message has io_uring instance {id}, which no socket carries");
-            return invalid(kind::SK_QUEUES.file_name(0), reason);
-        }
-        let named = files.chain(packet.torpor_from).chain([packet.id_for]);
-        if let Some(id) = named.into_iter().find(|id| !known.contains(id)) {
-            let reason = format!("a message is of file {id}, which files.img lacks");
-            return invalid(kind::SK_QUEUES.file_name(0), reason);
-        }
-    }
-    Ok(())
+/// Messages that wait in sockets: in which, and with which files.
+fn messages(checkpoint: &Checkpoint<'_>, sockets: &UnixEnds) -> Result<()> {
+    let files: HashMap<u32, &FileEntry> =
+        checkpoint.files.iter().map(|entry| (entry.id, *entry)).collect();
+    let is_ring = |id: &u32| files.get(id).is_some_and(|entry| entry.torpor_io_uring.is_some());
+    // One reason is enough, and the first one is told.
+    let mut wrong = None;
+    SocketMessage::each(checkpoint.images, |message| {
+        let mut named = message.files.iter().chain([&message.socket]);
+        let reason = if let Some(id) = message.files.iter().find(|id| is_ring(id)) {
+            format!("a message has io_uring instance {id}, which no socket carries")
+        } else if let Some(id) = named.find(|id| !files.contains_key(id)) {
+            format!("a message is of file {id}, which files.img lacks")
+        } else if !files.get(&message.socket).is_some_and(|entry| takes_messages(entry, sockets)) {
+            format!("a message is for file {}, in which none can wait", message.socket)
+        } else {
+            return;
+        };
+        wrong.get_or_insert(reason);
+    })?;
+    wrong.map_or(Ok(()), |reason| invalid(kind::SK_QUEUES.file_name(0), reason))
+}
+
+/// Whether messages can wait in an open file: it is a socket of UDP, or a Unix socket that has been connected or takes datagrams.
+fn takes_messages(entry: &FileEntry, sockets: &UnixEnds) -> bool {
+    let of_udp = entry.isk.as_ref().is_some_and(|socket| {
+        let [kind, protocol] = [libc::SOCK_DGRAM, libc::IPPROTO_UDP].map(i32::cast_unsigned);
+        (socket.r#type, socket.proto) == (kind, protocol)
+    });
+    of_udp || sockets.get(entry.id).is_some_and(|end| sockets.has_queue(end))
 }
 
 /// Files that are found in another way than by their paths.
@@ -227,27 +239,30 @@ fn remaps(checkpoint: &Checkpoint<'_>) -> Result<()> {
         .filter_map(|entry| Some((entry.id, entry.reg.as_ref()?.name.as_slice())))
         .collect();
     let mut seen = BTreeSet::new();
-    for entry in checkpoint.images.read_all_or_empty::<RemapFilePathEntry>(kind::REMAP_FPATH, 0)? {
-        let id = entry.orig_id;
+    for Remap { file: id, by } in Remap::all(checkpoint.images)? {
         if !regular.contains_key(&id) {
             return invalid(image, format!("file {id} is none with a path"));
         }
         if !seen.insert(id) {
             return invalid(image, format!("file {id} appears twice"));
         }
-        let (found_by, number) = found_by(&entry);
-        if found_by == RemapType::Ghost {
-            if !checkpoint.images.has(kind::GHOST_FILE, number.into())? {
-                let missing = kind::GHOST_FILE.file_name(number.into());
-                return invalid(missing, "is missing, but remap-fpath.img refers to it".to_owned());
+        match by {
+            FoundElsewhere::Ghost(number) => {
+                if !checkpoint.images.has(kind::GHOST_FILE, number.into())? {
+                    let missing = kind::GHOST_FILE.file_name(number.into());
+                    let reason = "is missing, but remap-fpath.img refers to it".to_owned();
+                    return invalid(missing, reason);
+                }
             }
-        } else if found_by == RemapType::Linked {
-            let name = regular.get(&number).copied().unwrap_or_default();
-            if !is_given_name(name) {
-                let name = String::from_utf8_lossy(name);
-                let reason = format!("file {id} goes by {name:?}, a name that no dump gives");
-                return invalid(image, reason);
+            FoundElsewhere::Linked(file) => {
+                let name = regular.get(&file).copied().unwrap_or_default();
+                if !is_given_name(name) {
+                    let name = String::from_utf8_lossy(name);
+                    let reason = format!("file {id} goes by {name:?}, a name that no dump gives");
+                    return invalid(image, reason);
+                }
             }
+            FoundElsewhere::Process(_) => {}
         }
     }
     Ok(())
@@ -259,8 +274,8 @@ fn named_once(images: &ImageDir) -> Result<()> {
     once(kind::MEMFD_INODE, "inode", inodes.iter().map(|inode| inode.inode_id))?;
     let infos = images.read_all_or_empty::<TtyInfoEntry>(kind::TTY_INFO, 0)?;
     once(kind::TTY_INFO, "terminal", infos.iter().map(|info| info.id.into()))?;
-    let data = images.read_all_or_empty::<TtyDataEntry>(kind::TTY_DATA, 0)?;
-    once(kind::TTY_DATA, "terminal", data.iter().map(|data| data.tty_id.into()))
+    let inputs = TerminalInput::all(images)?;
+    once(kind::TTY_DATA, "terminal", inputs.iter().map(|input| input.terminal.into()))
 }
 
 fn once(image: Kind, what: &str, mut numbers: impl Iterator<Item = u64>) -> Result<()> {
@@ -364,6 +379,7 @@ fn groups(checkpoint: &Checkpoint<'_>) -> Result<()> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use prost::{Message, Name};
+    use torpor_images::proto::TtyDataEntry;
 
     use super::*;
 

@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use torpor_images::kind;
-use torpor_images::proto::SkPacketEntry;
 
 use super::checkpoint::{Checkpoint, Maps, Requests, Values};
 use super::references::network_of;
@@ -22,6 +21,7 @@ use crate::queued::{DataQueue, QueuedData};
 use crate::request::Ask;
 use crate::signal_owner::SignalOwner;
 use crate::socket::SocketKind;
+use crate::socket_message::SocketMessage;
 use crate::socket_options::SocketOptions;
 use crate::tcp_stream::TcpStream;
 use crate::unix_end::UnixEnd;
@@ -162,15 +162,13 @@ fn owners(checkpoint: &Checkpoint<'_>, maps: &Maps) -> (BTreeSet<u32>, BTreeSet<
 
 /// What waits in queues, and the ids in whose name it does: whoever reads a message is told that they have sent it.
 fn senders(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Requests) -> Result<()> {
-    let Some(mut packets) = checkpoint.images.reader(kind::SK_QUEUES, 0)? else { return Ok(()) };
     let (mut users, mut groups) = (BTreeSet::new(), BTreeSet::new());
     let mut queues: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-    while let Some(packet) = packets.next::<SkPacketEntry>()? {
-        let length = packets.raw(packet.length.into())?.len();
-        queues.entry(packet.id_for).or_default().push(length);
-        users.extend(packet.torpor_ucred.map(|sender| maps.user(sender.uid)));
-        groups.extend(packet.torpor_ucred.map(|sender| maps.group(sender.gid)));
-    }
+    SocketMessage::each(checkpoint.images, |message| {
+        queues.entry(message.socket).or_default().push(message.data.len());
+        users.extend(message.sender.map(|sender| maps.user(sender.user)));
+        groups.extend(message.sender.map(|sender| maps.group(sender.group)));
+    })?;
     let image = kind::SK_QUEUES.file_name(0);
     for (file, lengths) in queues {
         let data = QueuedData::messages(DataQueue::Socket(file), lengths);

@@ -2,7 +2,6 @@
 //! that are made only.
 
 use torpor_images::kind;
-use torpor_images::proto::TtyDataEntry;
 
 use super::checkpoint::{Checkpoint, Maps, Requests, Task};
 use crate::clock_times::ClockTimes;
@@ -21,6 +20,7 @@ use crate::queued::{DataQueue, QueuedData};
 use crate::request::Ask;
 use crate::socket::Socket;
 use crate::terminal::Terminal;
+use crate::terminal_input::TerminalInput;
 
 pub(super) fn collect(
     checkpoint: &Checkpoint<'_>,
@@ -112,8 +112,8 @@ fn files(
             sockets.push(socket);
         }
     }
-    for input in checkpoint.images.read_all_or_empty::<TtyDataEntry>(kind::TTY_DATA, 0)? {
-        let data = QueuedData::bytes(DataQueue::Terminal(input.tty_id), input.data.len());
+    for input in TerminalInput::all(checkpoint.images)? {
+        let data = QueuedData::bytes(DataQueue::Terminal(input.terminal), input.data.len());
         all.add(kind::TTY_DATA.file_name(0), None, Ask::Queued(data));
     }
     for terminal in terminals {

@@ -4,16 +4,16 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use torpor_images::proto::{
-    FileEntry, MemfdInodeEntry, RemapFilePathEntry, RemapType, SkPacketEntry, TtyDataEntry,
-};
-use torpor_images::remap::found_by;
+use torpor_images::proto::{FileEntry, MemfdInodeEntry};
 use torpor_images::{ImageDir, Kind, kind};
 
 use super::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::pipe::PipeContent;
+use crate::remap::{FoundElsewhere, Remap};
+use crate::socket_message::SocketMessage;
 use crate::terminal::Terminal;
+use crate::terminal_input::TerminalInput;
 
 /// Nothing but a name is had by it.
 const O_PATH: u32 = libc::O_PATH.cast_unsigned();
@@ -38,8 +38,8 @@ pub(super) fn check(checkpoint: &Checkpoint<'_>) -> Result<()> {
     let terminals = Terminal::all(images)?;
     let known = of_files(|entry| entry.tty.as_ref().map(|tty| tty.tty_info_id));
     all_known(kind::TTY_INFO, "terminal", terminals.iter().map(|info| info.id.into()), &known)?;
-    let data = images.read_all_or_empty::<TtyDataEntry>(kind::TTY_DATA, 0)?;
-    all_known(kind::TTY_DATA, "terminal", data.iter().map(|data| data.tty_id.into()), &known)
+    let inputs = TerminalInput::all(images)?;
+    all_known(kind::TTY_DATA, "terminal", inputs.iter().map(|input| input.terminal.into()), &known)
 }
 
 /// What is queued in pipes that there are.
@@ -95,19 +95,14 @@ impl Links {
     fn of(checkpoint: &Checkpoint<'_>) -> Result<Self> {
         let images = checkpoint.images;
         let mut from: HashMap<u64, Vec<u32>> = HashMap::new();
-        for entry in images.read_all_or_empty::<RemapFilePathEntry>(kind::REMAP_FPATH, 0)? {
-            if let (RemapType::Linked, file) = found_by(&entry) {
-                from.entry(entry.orig_id.into()).or_default().push(file);
+        for remap in Remap::all(images)? {
+            if let FoundElsewhere::Linked(file) = remap.by {
+                from.entry(remap.file.into()).or_default().push(file);
             }
         }
-        if let Some(mut packets) = images.reader(kind::SK_QUEUES, 0)? {
-            while let Some(packet) = packets.next::<SkPacketEntry>()? {
-                packets.raw(packet.length.into())?;
-                let rights = packet.scm.iter().flat_map(|message| &message.rights).copied();
-                let all = rights.chain(packet.torpor_from);
-                from.entry(packet.id_for.into()).or_default().extend(all);
-            }
-        }
+        SocketMessage::each(images, |message| {
+            from.entry(message.socket.into()).or_default().extend(message.files);
+        })?;
         let sockets = checkpoint.files.iter().filter_map(|entry| entry.usk.as_ref());
         let sockets = sockets.map(|socket| (socket.ino, socket.id)).collect();
         Ok(Links { from, sockets })
@@ -150,8 +145,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use prost::{Message, Name};
     use torpor_images::proto::{
-        PipeDataEntry, RegFileEntry, TorporIoUringEntry, TorporIoUringFile, TtyFileEntry,
-        TtyInfoEntry, TtyType, UnixSkEntry,
+        PipeDataEntry, RegFileEntry, TorporIoUringEntry, TorporIoUringFile, TtyDataEntry,
+        TtyFileEntry, TtyInfoEntry, TtyType, UnixSkEntry,
     };
 
     use super::*;

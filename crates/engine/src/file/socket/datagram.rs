@@ -9,7 +9,7 @@ use std::time::Duration;
 use libc::UDP_GRO;
 use torpor_images::ImageDir;
 use torpor_images::proto::{InetSkEntry, SkPacketEntry};
-use torpor_policy::InetSocket;
+use torpor_policy::{InetSocket, SocketMessage};
 use torpor_sys::socket::{self, Opt};
 
 use super::about::{Socket, bad_entry, netns_of};
@@ -17,7 +17,7 @@ use super::address::Address;
 use super::inet::{self, polled};
 use super::inject::Datagram;
 use super::options;
-use super::queue::{Packet, QueueWriter, look, more, seek};
+use super::queue::{QueueWriter, look, more, seek};
 use crate::error::{Context, Result};
 use crate::file::Found;
 use crate::namespace::Namespaces;
@@ -102,7 +102,7 @@ pub(super) fn restore(
     spaces: &Namespaces,
     fd: BorrowedFd<'_>,
     of: &InetSocket,
-    packets: &[Packet],
+    messages: &[SocketMessage],
 ) -> Result<()> {
     let wanted = &of.options;
     options::raise_buffers(fd);
@@ -111,14 +111,14 @@ pub(super) fn restore(
         socket::set(fd, Opt::BINDTODEVICE, b"\0").context(|| "SO_BINDTODEVICE".to_owned())?;
     }
     let local = Address::from(of.ends.local);
-    let put = packets.iter().take_while(|packet| match put(spaces, fd, of, local, packet) {
+    let put = messages.iter().take_while(|message| match put(spaces, fd, of, local, message) {
         Ok(()) => true,
         Err(e) => {
             tracing::debug!("socket {}: {e}", of.file);
             false
         }
     });
-    let lost = packets.len() - put.count();
+    let lost = messages.len() - put.count();
     if lost > 0 {
         tracing::warn!("socket {}: {lost} datagrams that were not read yet are lost", of.file);
     }
@@ -130,13 +130,13 @@ fn put(
     fd: BorrowedFd<'_>,
     of: &InetSocket,
     local: Address,
-    packet: &Packet,
+    message: &SocketMessage,
 ) -> Result<()> {
-    let Some((from, to)) = route(&packet.address, local) else {
+    let Some((from, to)) = route(&message.address, local) else {
         return Err(bad_entry(of.file, "the sender of a datagram cannot be imitated"));
     };
     let before = occupied(fd)?;
-    let datagram = Datagram { from, to, data: &packet.data };
+    let datagram = Datagram { from, to, data: &message.data };
     spaces.in_netns(netns_of(spaces, of.kind.network()), || datagram.send())?;
     await_arrival(fd, before, &datagram)
 }

@@ -13,14 +13,14 @@ use torpor_images::proto::{
 };
 use torpor_kernel::sock_diag as diag;
 use torpor_policy::{
-    Connection, IcmpFilter, InetEnds, InetOptions, InetSocket, ShutDown, TcpOptions,
+    Connection, IcmpFilter, InetEnds, InetOptions, InetSocket, ShutDown, SocketMessage, TcpOptions,
 };
 use torpor_sys::socket::{self, Opt};
 
 use super::about::{Socket, netns_of, restore_flags};
 use super::address::Address;
 use super::around::Around;
-use super::queue::{Packet, Packets};
+use super::queue;
 use super::repair::{Repaired, leave_repair};
 use super::spaces::Lists;
 use super::tcp;
@@ -408,7 +408,7 @@ pub(crate) struct InetRestorer {
     /// Whose sockets are of which the images do not say it: the root task's user.
     user: Option<u32>,
     /// What waits to be read, by socket.
-    queued: HashMap<u32, Vec<Packet>>,
+    queued: HashMap<u32, Vec<SocketMessage>>,
     opened: Vec<InetSocket>,
     /// Connections come back closed (`--tcp-close`, of the restore or of the dump).
     close: bool,
@@ -434,8 +434,7 @@ impl InetRestorer {
         let sharing = sockets.iter().filter(|socket| socket.options.reuse_port == Some(true));
         self.shared.extend(sharing.map(|socket| port(socket)));
         let files: HashSet<u32> = sockets.iter().map(|socket| socket.file).collect();
-        self.queued = Packets::load(images)?.queued;
-        self.queued.retain(|id, _| files.contains(id));
+        self.queued = queue::load(images, |file| files.contains(&file))?;
         Ok(())
     }
 
@@ -460,8 +459,8 @@ impl InetRestorer {
             return Ok(fd);
         }
         bind(spaces, fd.as_fd(), of)?;
-        if let Some(packets) = self.queued.remove(&of.file) {
-            datagram::restore(spaces, fd.as_fd(), of, &packets)?;
+        if let Some(messages) = self.queued.remove(&of.file) {
+            datagram::restore(spaces, fd.as_fd(), of, &messages)?;
         }
         self.opened.push(of.clone());
         Ok(fd)

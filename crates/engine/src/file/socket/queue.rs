@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use torpor_images::proto::{ScmEntry, SkPacketEntry};
 use torpor_images::{ImageDir, Writer, kind};
-use torpor_policy::ProcessIds;
+use torpor_policy::SocketMessage;
 use torpor_sys::socket::{self, Credentials, Received};
 
 use crate::error::{Context, Error, Result};
@@ -173,63 +173,19 @@ pub(super) fn rights(ids: Vec<u32>) -> Vec<ScmEntry> {
     if ids.is_empty() { Vec::new() } else { vec![ScmEntry { r#type: kind, rights: ids }] }
 }
 
-/// A message that is to be put into a queue.
-#[derive(Debug, Clone)]
-pub(super) struct Packet {
-    /// Its content.
-    pub(super) data: Vec<u8>,
-    /// The sender's address; empty for none.
-    pub(super) address: Vec<u8>,
-    /// Numbers of its files.
-    pub(super) files: Vec<u32>,
-    /// The sender.
-    pub(super) credentials: Option<ProcessIds>,
-}
-
-/// The messages of an image.
-#[derive(Debug, Default)]
-pub(super) struct Packets {
-    /// By the socket that they wait in.
-    pub(super) queued: HashMap<u32, Vec<Packet>>,
-    /// By the socket that sent them into a connection that nobody has accepted yet.
-    pub(super) pending: HashMap<u32, Vec<Packet>>,
-}
-
-impl Packets {
-    /// Reads `sk-queues.img`, if it is there.
-    ///
-    /// # Errors
-    /// Damaged images; control messages that are not known.
-    pub(super) fn load(images: &ImageDir) -> Result<Self> {
-        let mut packets = Packets::default();
-        let Some(mut reader) = images.reader(kind::SK_QUEUES, 0)? else { return Ok(packets) };
-        while let Some(entry) = reader.next::<SkPacketEntry>()? {
-            let data = reader.raw(u64::from(entry.length))?;
-            let mut files = Vec::new();
-            for scm in entry.scm {
-                if scm.r#type != libc::SCM_RIGHTS.cast_unsigned() {
-                    let reason = format!("control messages of type {} are not known", scm.r#type);
-                    return Err(reader.invalid(reader.offset(), reason).into());
-                }
-                files.extend(scm.rights);
-            }
-            let packet = Packet {
-                data,
-                address: entry.torpor_addr.unwrap_or_default(),
-                files,
-                credentials: entry.torpor_ucred.map(ProcessIds::from),
-            };
-            match entry.torpor_from {
-                Some(from) => packets.pending.entry(from).or_default().push(packet),
-                None => packets.queued.entry(entry.id_for).or_default().push(packet),
-            }
+/// The messages of the images, by the sockets that they wait in; those of `theirs` only.
+///
+/// # Errors
+/// If the image is damaged; a message that comes with something else than open files.
+pub(super) fn load(
+    images: &ImageDir,
+    theirs: impl Fn(u32) -> bool,
+) -> Result<HashMap<u32, Vec<SocketMessage>>> {
+    let mut queued: HashMap<u32, Vec<SocketMessage>> = HashMap::new();
+    SocketMessage::each(images, |message| {
+        if theirs(message.socket) {
+            queued.entry(message.socket).or_default().push(message);
         }
-        Ok(packets)
-    }
-
-    /// The numbers of all files in flight.
-    pub(super) fn files(&self) -> impl Iterator<Item = u32> {
-        let all = self.queued.values().chain(self.pending.values());
-        all.flatten().flat_map(|p| p.files.iter().copied())
-    }
+    })?;
+    Ok(queued)
 }

@@ -10,9 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::process::PidfdGetfdFlags;
-use torpor_images::proto::TtyDataEntry;
-use torpor_images::{ImageDir, kind};
-use torpor_policy::{FileKey, PathFile, Terminal, TerminalFile, TerminalKind};
+use torpor_images::ImageDir;
+use torpor_policy::{FileKey, PathFile, Terminal, TerminalFile, TerminalInput, TerminalKind};
 use torpor_sys::tty;
 use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Batch, Call, RemoteAddr, Tracee};
@@ -66,9 +65,8 @@ impl TtyRestorer {
         let all = Terminal::all(images)?.into_iter();
         self.infos = all.map(|terminal| (terminal.id, terminal)).collect();
         self.keys = pair_up(&self.infos);
-        for data in images.read_all_or_empty::<TtyDataEntry>(kind::TTY_DATA, 0)? {
-            self.data.insert(data.tty_id, data.data);
-        }
+        let inputs = TerminalInput::all(images)?.into_iter();
+        self.data = inputs.map(|input| (input.terminal, input.data)).collect();
         for file in files {
             self.info(file)?;
             self.files.push(**file);

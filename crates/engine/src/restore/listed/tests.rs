@@ -164,7 +164,10 @@ fn no_message_has_an_io_uring() {
     let checkpoint = load::load(&images, load::LookForPages::Later).unwrap();
     let id = *checkpoint.files.keys().min().unwrap();
     let scm = vec![ScmEntry { r#type: 1, rights: vec![id] }];
-    let packet = SkPacketEntry { id_for: id, scm, ..SkPacketEntry::default() };
+    let takes_datagrams =
+        |file: &&OpenFile| file.unix().is_some_and(|end| end.kind.is_of_datagrams());
+    let id_for = checkpoint.files.values().find(takes_datagrams).unwrap().id;
+    let packet = SkPacketEntry { id_for, scm, ..SkPacketEntry::default() };
     let mut queues = images.writer(kind::SK_QUEUES, 0).unwrap();
     queues.entry(&packet).unwrap();
     queues.finish().unwrap();

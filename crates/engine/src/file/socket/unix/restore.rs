@@ -13,7 +13,7 @@ use rustix::net::{Shutdown, SocketFlags};
 use torpor_images::ImageDir;
 use torpor_images::proto::{CriuDumpResp, CriuReqType, CriuResp};
 use torpor_policy::{
-    FileKey, OpenFile, ProcessIds, ShutDown, UnixEnd, UnixEnds, UnixLink, UnixState,
+    FileKey, ProcessIds, ShutDown, SocketMessage, UnixEnd, UnixEnds, UnixLink, UnixState,
 };
 use torpor_sys::socket::{self, Credentials, Message};
 
@@ -23,14 +23,15 @@ use crate::error::{Context, Error, Result};
 use crate::file::description::duplicate;
 use crate::file::ext;
 use crate::file::socket::about::{bad_entry, create, restore_flags};
-use crate::file::socket::queue::{Packet, Packets};
+use crate::file::socket::queue;
 use crate::restore::tasks::real_pid;
 
 /// The restore half of Unix sockets.
 #[derive(Debug, Default)]
 pub(crate) struct UnixRestorer {
     ends: UnixEnds,
-    packets: Packets,
+    /// The messages that wait, by the sockets that they wait in.
+    queued: HashMap<u32, Vec<SocketMessage>>,
     names: Names,
     /// Listeners that do not listen yet: those of one maker do it together.
     deaf: BTreeSet<u32>,
@@ -46,40 +47,15 @@ impl UnixRestorer {
     ///
     /// # Errors
     /// If images are damaged, or contradict each other.
-    pub(crate) fn load(
-        &mut self,
-        images: &ImageDir,
-        all: &HashMap<u32, OpenFile>,
-        ends: &[&UnixEnd],
-    ) -> Result<Vec<u32>> {
+    pub(crate) fn load(&mut self, images: &ImageDir, ends: &[&UnixEnd]) -> Result<Vec<u32>> {
         let ends = UnixEnds::of(ends.iter().copied().cloned());
         self.ends = ends.map_err(|reason| Error::invalid("files.img", reason))?;
-        self.packets = Packets::load(images)?;
-        // Others of the file are for Internet sockets.
-        let is_inet = |id: &u32| all.get(id).is_some_and(|file| file.inet().is_some());
-        self.packets.queued.retain(|id, _| !is_inet(id));
-        for id in self.packets.queued.keys().chain(self.packets.pending.keys()) {
-            if self.ends.get(*id).is_none() {
-                return Err(Error::invalid(
-                    "sk-queues.img",
-                    format!("a message is for file {id}, which is no Unix or Internet socket"),
-                ));
-            }
-        }
+        self.queued = queue::load(images, |file| self.ends.get(file).is_some())?;
         for end in self.ends.iter().filter(|end| end.link.served) {
-            self.packets.queued.entry(end.file).or_default().push(answer());
+            self.queued.entry(end.file).or_default().push(answer(end.file));
         }
-        let mut in_flight = Vec::new();
-        for id in self.packets.files() {
-            if !all.contains_key(&id) {
-                return Err(Error::invalid(
-                    "sk-queues.img",
-                    format!("file {id} is in flight, but not in files.img"),
-                ));
-            }
-            in_flight.push(id);
-        }
-        Ok(in_flight)
+        let messages = self.queued.values().flatten();
+        Ok(messages.flat_map(|message| message.files.iter().copied()).collect())
     }
 
     /// Opens a description.
@@ -164,7 +140,7 @@ enum Pairing {
 }
 
 /// What a client finds that has asked for its own dump, when it is restored.
-fn answer() -> Packet {
+fn answer(socket: u32) -> SocketMessage {
     let response = CriuResp {
         r#type: CriuReqType::Dump.into(),
         success: true,
@@ -172,7 +148,7 @@ fn answer() -> Packet {
         ..CriuResp::default()
     };
     let data = response.encode_to_vec();
-    Packet { data, address: Vec::new(), files: Vec::new(), credentials: None }
+    SocketMessage { socket, data, address: Vec::new(), files: Vec::new(), sender: None }
 }
 
 fn listens(end: &UnixEnd) -> bool {
@@ -246,7 +222,7 @@ impl UnixRestorer {
             Some(peer) if unnamed(end) && peer.link.peer == Some(inode) => Pairing::With(peer.file),
             _ if unnamed(end) => match from() {
                 Some(other) => Pairing::With(other.file),
-                None if self.packets.queued.contains_key(&end.file) => Pairing::Widowed,
+                None if self.queued.contains_key(&end.file) => Pairing::Widowed,
                 None => Pairing::Alone,
             },
             _ => Pairing::Alone,
@@ -401,8 +377,8 @@ impl UnixRestorer {
             }
         }
         for end in all() {
-            for packet in self.packets.queued.get(&end.file).cloned().unwrap_or_default() {
-                self.deliver(cx, end, &packet)?;
+            for message in self.queued.get(&end.file).cloned().unwrap_or_default() {
+                self.deliver(cx, end, &message)?;
             }
         }
         for end in all() {
@@ -445,34 +421,34 @@ impl UnixRestorer {
 
     /// Puts a message into the queue of a datagram socket: sent by its sender if that
     /// is there, else by somebody who has its name.
-    fn deliver(&mut self, cx: &Neighbours<'_>, to: &UnixEnd, packet: &Packet) -> Result<()> {
-        let sender = self.sender(to, packet);
+    fn deliver(&mut self, cx: &Neighbours<'_>, to: &UnixEnd, queued: &SocketMessage) -> Result<()> {
+        let sender = self.sender(to, queued);
         let peer = self.ends.peer_of(to).map(|peer| peer.file);
-        let packet = &signed(cx, packet, sender.or(peer).unwrap_or(to.file));
+        let queued = &signed(cx, queued, sender.or(peer).unwrap_or(to.file));
         let mate = match self.birth(to) {
             Pairing::With(id) => Some(file(cx, id)?),
             Pairing::Widowed => self.mates.get(&to.file).map(AsFd::as_fd),
             Pairing::Alone => None,
         };
         if let Some(mate) = mate.filter(|_| to.name().is_empty() || sender.is_none()) {
-            if !packet.address.is_empty() && socket::local_address(mate).is_ok_and(|a| a.len() <= 2)
+            if !queued.address.is_empty() && socket::local_address(mate).is_ok_and(|a| a.len() <= 2)
             {
-                self.names.scratch.bind(mate, packet.address.get(2..).unwrap_or_default())?;
+                self.names.scratch.bind(mate, queued.address.get(2..).unwrap_or_default())?;
             }
-            return send(cx, mate, None, packet);
+            return send(cx, mate, None, queued);
         }
         let reach = name::reach(file(cx, to.file)?, to.name())?;
         if let Some(id) = sender {
-            return self.deliver_from(cx, to, id, &reach, packet);
+            return self.deliver_from(cx, to, id, &reach, queued);
         }
         let stranger = create(cx.spaces, &to.kind)?;
         options::raise_buffers(stranger.as_fd());
-        if !packet.address.is_empty() {
+        if !queued.address.is_empty() {
             self.names
                 .scratch
-                .bind(stranger.as_fd(), packet.address.get(2..).unwrap_or_default())?;
+                .bind(stranger.as_fd(), queued.address.get(2..).unwrap_or_default())?;
         }
-        send(cx, stranger.as_fd(), Some(&reach), packet)
+        send(cx, stranger.as_fd(), Some(&reach), queued)
     }
 
     fn deliver_from(
@@ -481,9 +457,9 @@ impl UnixRestorer {
         to: &UnixEnd,
         sender: u32,
         reach: &Reach,
-        packet: &Packet,
+        queued: &SocketMessage,
     ) -> Result<()> {
-        match send(cx, file(cx, sender)?, Some(reach), packet) {
+        match send(cx, file(cx, sender)?, Some(reach), queued) {
             // A queue holds more from the one who is connected both ways.
             Err(Error::Os { source, .. })
                 if source.kind() == std::io::ErrorKind::WouldBlock
@@ -492,15 +468,15 @@ impl UnixRestorer {
                 let back = name::reach(file(cx, sender)?, self.end(sender)?.name())?;
                 socket::connect(file(cx, to.file)?, &back.address)
                     .context(|| format!("connect Unix socket {}", to.file))?;
-                send(cx, file(cx, sender)?, Some(reach), packet)
+                send(cx, file(cx, sender)?, Some(reach), queued)
             }
             sent => sent,
         }
     }
 
     /// The socket of the images that has the sender's name.
-    fn sender(&self, to: &UnixEnd, packet: &Packet) -> Option<u32> {
-        let name = packet.address.get(2..).filter(|n| !n.is_empty())?;
+    fn sender(&self, to: &UnixEnd, queued: &SocketMessage) -> Option<u32> {
+        let name = queued.address.get(2..).filter(|n| !n.is_empty())?;
         let is_it =
             |end: &&UnixEnd| end.kind == to.kind && end.outside.is_none() && end.name() == name;
         self.ends.iter().find(is_it).map(|end| end.file)
@@ -527,23 +503,20 @@ impl UnixRestorer {
         for end in waiting {
             let fd = duplicate(file(cx, end.file)?)?;
             maker::connect(cx, holder(cx, end.file), fd.as_fd(), &reach)?;
-            for packet in self.packets.pending.get(&end.file).into_iter().flatten() {
-                send(cx, fd.as_fd(), None, &signed(cx, packet, end.file))?;
-            }
         }
         maker::listen(cx, who, &[(own.as_fd(), *backlog)])
     }
 
     /// Fills the queue of a stream from its other end.
     fn fill_stream(&self, cx: &Neighbours<'_>, end: &UnixEnd) -> Result<()> {
-        let Some(packets) = self.packets.queued.get(&end.file) else { return Ok(()) };
+        let Some(messages) = self.queued.get(&end.file) else { return Ok(()) };
         let (from, sender) = match (self.mates.get(&end.file), self.ends.peer_of(end)) {
             (Some(mate), _) => (mate.as_fd(), end.file),
             (None, Some(peer)) => (file(cx, peer.file)?, peer.file),
             _ => return Err(bad_entry(end.file, "has a queue, but no peer")),
         };
         options::raise_buffers(from);
-        packets.iter().try_for_each(|packet| send(cx, from, None, &signed(cx, packet, sender)))
+        messages.iter().try_for_each(|message| send(cx, from, None, &signed(cx, message, sender)))
     }
 
     /// The process that a socket remembers. The images of others do not say: it is presumably the
@@ -562,9 +535,9 @@ fn same(a: Option<ProcessIds>, b: Option<ProcessIds>) -> bool {
 
 /// A message with the credentials of its sender: of the task that has the sending socket where the
 /// images, which others have written, do not say.
-fn signed(cx: &Neighbours<'_>, packet: &Packet, sender: u32) -> Packet {
-    let credentials = packet.credentials.or_else(|| holder(cx, sender));
-    Packet { credentials, ..packet.clone() }
+fn signed(cx: &Neighbours<'_>, message: &SocketMessage, sender: u32) -> SocketMessage {
+    let sender = message.sender.or_else(|| holder(cx, sender));
+    SocketMessage { sender, ..message.clone() }
 }
 
 /// The first task that has a socket. Who has connected one that nobody has accepted yet, say, is not
@@ -579,25 +552,25 @@ fn send(
     cx: &Neighbours<'_>,
     from: BorrowedFd<'_>,
     to: Option<&Reach>,
-    packet: &Packet,
+    queued: &SocketMessage,
 ) -> Result<()> {
-    let files = packet.files.iter().map(|id| file(cx, *id)).collect::<Result<Vec<_>>>()?;
+    let files = queued.files.iter().map(|id| file(cx, *id)).collect::<Result<Vec<_>>>()?;
     let message = Message {
         address: to.map(|r| r.address.as_slice()),
-        data: &packet.data,
+        data: &queued.data,
         files: &files,
-        credentials: packet.credentials.map(|c| credentials(cx, c)),
+        credentials: queued.sender.map(|sender| credentials(cx, sender)),
     };
     let sent = socket::send(from, &message, libc::MSG_DONTWAIT)
         .context(|| "fill the queue of a Unix socket".to_owned())?;
-    if sent == packet.data.len() {
+    if sent == queued.data.len() {
         return Ok(());
     }
     // A stream may take it in parts; descriptors went with the first.
-    let rest = Packet {
-        data: packet.data.get(sent..).unwrap_or_default().to_vec(),
+    let rest = SocketMessage {
+        data: queued.data.get(sent..).unwrap_or_default().to_vec(),
         files: Vec::new(),
-        ..packet.clone()
+        ..queued.clone()
     };
     send(cx, from, to, &rest)
 }
