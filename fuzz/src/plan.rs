@@ -99,7 +99,7 @@ impl Tree {
         self.entries[name].clone()
     }
 
-    /// The checkpoint with other images in the place of its own; those that are none are left out.
+    /// The checkpoint with other images in the place of its own, or besides; those that are none are left out.
     pub fn with(&self, edited: &BTreeMap<String, Value>) -> ImageDir {
         self.with_bytes(edited, &BTreeMap::new())
     }
@@ -116,6 +116,12 @@ impl Tree {
             let mut file = store.create(name).expect("a file");
             let bytes = other.as_ref().or_else(|| raw.get(name)).unwrap_or(bytes);
             file.write_all(bytes).expect("its content");
+        }
+        let further = edited.iter().filter(|(name, _)| !self.files.contains_key(*name));
+        for (name, image) in further {
+            let Ok(bytes) = torpor_crit::encode(image) else { continue };
+            let mut file = store.create(name).expect("a file");
+            file.write_all(&bytes).expect("its content");
         }
         ImageDir::of(Arc::new(store))
     }

@@ -35,13 +35,17 @@ fn edited_images_make_what_their_plans_list() {
 }
 
 /// An edit of one image: its name, the place of a value, and what takes its place. A place that
-/// ends with `+` is behind all of a list.
+/// ends with `+` is behind all of a list, and an empty one is the whole image, which there may not be yet.
 type Edit = (&'static str, &'static str, Value);
 
 fn refusal(number: usize, edits: &[Edit]) -> String {
     let tree = tree(number);
     let mut edited = BTreeMap::new();
     for (name, at, new) in edits {
+        if at.is_empty() {
+            edited.insert((*name).to_owned(), new.clone());
+            continue;
+        }
         let image = edited.entry((*name).to_owned()).or_insert_with(|| tree.image(name));
         match at.strip_suffix("/+") {
             Some(list) => {
@@ -336,6 +340,86 @@ fn references_that_make_no_sense_are_refused_by_file_and_entry() {
             ],
         ),
     ];
+    all_are_refused(cases);
+}
+
+/// What open files, locks and clocks refer to is there.
+#[test]
+fn numbers_that_lead_to_nothing_are_refused_by_file() {
+    let owner = json!({"uid": 0, "euid": 0, "signum": 0, "pid_type": 0, "pid": 0});
+    // In the place of the eventfd.
+    let file = |r#type: &str, part: &str, value: Value| {
+        ("files.img", "/entries/20", json!({"type": r#type, "id": 21, (part): value}))
+    };
+    let watch = json!({"id": 21, "tfd": 3, "events": 1, "data": 0, "torpor_file_id": 999});
+    let set = json!({"id": 21, "flags": 2, "fown": owner, "tfd": [watch]});
+    let pidfd = json!({"id": 21, "ino": 5, "flags": 0, "fown": owner, "nspid": 7});
+    let terminal = json!({"id": 21, "flags": 2, "fown": owner, "tty_info_id": 5});
+    let mut device = entry("files.img", 0)["reg"].clone();
+    device["id"] = json!(21);
+    let tun = json!({"id": 21, "netdev": "tun7", "ns_id": 10, "torpor_reg": device});
+    let lock = |pid: i32, fd: i32| {
+        let lock = json!({"flag": 1, "type": 1, "pid": pid, "fd": fd, "start": 0, "len": 0});
+        ("filelocks.img", "", json!({"magic": "FILE_LOCKS", "entries": [lock]}))
+    };
+    let lives_there = ("ids-42.img", "/entries/0/time_ns_id", json!(77));
+    let made_by = |maker: u32| {
+        let mut image = tree(0).image("timens-0.img");
+        image["entries"][0]["torpor_maker"] = json!(maker);
+        vec![lives_there.clone(), ("timens-77.img", "", image)]
+    };
+    all_are_refused(vec![
+        (
+            "files.img: file 3 has the path etc",
+            vec![("files.img", "/entries/2/reg/name", json!("etc"))],
+        ),
+        (
+            "files.img: fifo 6 has no path",
+            vec![("files.img", "/entries/6/fifo/regf_id", json!(21))],
+        ),
+        (
+            "files.img: file 19 has an impossible watch 0",
+            vec![("files.img", "/entries/18/ify/wd/0/wd", json!(0))],
+        ),
+        (
+            "files.img: file 19 watches file 999, which files.img lacks",
+            vec![("files.img", "/entries/18/ify/wd/0/torpor_file_id", json!(999))],
+        ),
+        (
+            "files.img: file 20 is an impossible fanotify descriptor",
+            vec![("files.img", "/entries/19/ffy/faflags", json!(4))],
+        ),
+        (
+            "files.img: file 20 watches file 999, which files.img lacks",
+            vec![("files.img", "/entries/19/ffy/mark/0/torpor_file_id", json!(999))],
+        ),
+        (
+            "files.img: file 21 watches file 999, which files.img lacks",
+            vec![file("EVENTPOLL", "epfd", set)],
+        ),
+        (
+            "files.img: file 21 is of process 7, which is no task",
+            vec![file("PIDFD", "pidfd", pidfd)],
+        ),
+        (
+            "files.img: file 21 is of \"tun7\", no tun device of the images",
+            vec![file("TUNF", "tunf", tun)],
+        ),
+        ("tty-info.img: no terminal 5 for file 21", vec![file("TTY", "tty", terminal)]),
+        (
+            "memfd.img: no inode 9 for file 5",
+            vec![("files.img", "/entries/4/memfd/inode_id", json!(9))],
+        ),
+        ("filelocks.img: the lock of task 7 on fd 3 is that of no task", vec![lock(7, 3)]),
+        ("filelocks.img: the lock of task 42 on fd 99 has no descriptor", vec![lock(42, 99)]),
+        ("timens-77.img: is missing", vec![lives_there.clone()]),
+        ("timens-77.img: task 7, whose children it is for, does not live", made_by(7)),
+        ("timens-77.img: its maker lives in what is made in it", made_by(42)),
+    ]);
+}
+
+/// Each of these edits is refused, with words that these are in.
+fn all_are_refused(cases: Vec<(&str, Vec<Edit>)>) {
     let mut wrong = vec![];
     for (expected, edits) in cases {
         let refused = refusal(0, &edits);

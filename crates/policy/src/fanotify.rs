@@ -59,13 +59,22 @@ pub enum Marked {
     },
 }
 
+/// Classes whose descriptors decide about what others access (`FAN_CLASS_*`): no dump keeps such a one.
+pub const DECIDES: u32 = libc::FAN_CLASS_CONTENT | libc::FAN_CLASS_PRE_CONTENT;
+/// Flags with which none is made whose events were lost: the queue has no end, or events bring descriptors of processes.
+pub const LOSES_NOTHING: u32 = libc::FAN_UNLIMITED_QUEUE | libc::FAN_REPORT_PIDFD;
+
 impl Fanotify {
     /// Reads an entry.
     ///
     /// # Errors
-    /// A mark on nothing.
+    /// A mark on nothing; flags that no dump writes.
     pub fn read(entry: &FanotifyFileEntry) -> Result<Self, String> {
         let wrong = |reason: String| format!("file {}: {reason}", entry.id);
+        let impossible = if entry.torpor_overflow() { DECIDES | LOSES_NOTHING } else { DECIDES };
+        if entry.faflags & impossible != 0 {
+            return Err(format!("file {} is an impossible fanotify descriptor", entry.id));
+        }
         Ok(Fanotify {
             file: entry.id,
             status: entry.flags,

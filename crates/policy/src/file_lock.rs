@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 use torpor_images::proto::FileLockEntry;
 use torpor_images::{ImageDir, kind};
 
+use crate::descriptor::Descriptor;
 use crate::error::{Error, Result};
+use crate::sharing::TableNumber;
 
 /// What Torpor wrote for leases and for locks of open files before it had CRIU's numbers: `FL_LEASE`,
 /// `FL_OFDLCK` of linux/filelock.h.
@@ -79,6 +81,28 @@ impl FileLock {
             })
         };
         entries.iter().map(read).collect()
+    }
+
+    /// Which of the tasks takes it, and the number of the open file that it takes it through. Of each task `tasks` says the
+    /// pid, the number of its table of descriptors, and what is in that, unless a task before it has the same.
+    ///
+    /// # Errors
+    /// If it is of no task, or its task does not have its descriptor.
+    pub fn holder<'t>(
+        &self,
+        tasks: impl Iterator<Item = (u32, TableNumber, &'t [Descriptor])> + Clone,
+    ) -> Result<(usize, u32)> {
+        let invalid = |reason: &str| Error::Invalid {
+            image: kind::FILE_LOCKS.file_name(0),
+            reason: format!("the lock of task {} on fd {} {reason}", self.task, self.fd),
+        };
+        let mut all = tasks.clone().enumerate();
+        let own = all.find(|(_, (pid, ..))| pid.cast_signed() == self.task);
+        let (task, (_, table, _)) = own.ok_or_else(|| invalid("is that of no task"))?;
+        let shared = tasks.filter(|(_, other, _)| *other == table).flat_map(|(.., fds)| fds);
+        let mut shared = shared.filter(|fd| fd.fd.cast_signed() == self.fd);
+        let fd = shared.next().ok_or_else(|| invalid("has no descriptor"))?;
+        Ok((task, fd.file))
     }
 
     fn read(entry: &FileLockEntry) -> Option<Self> {

@@ -112,12 +112,8 @@ impl Network {
         }
         let entries: Vec<NetDeviceEntry> = images.read_all_or_empty(kind::NETDEV, number)?;
         let settings = Written::of(names, number, &netns, &entries)?;
-        let device = |entry| {
-            let invalid = |reason| Error::Invalid { image: kind::NETDEV.file_name(number), reason };
-            NetDevice::read(id, entry).map_err(invalid)
-        };
         Ok(Network {
-            devices: entries.into_iter().map(device).collect::<Result<_>>()?,
+            devices: NetDevice::of(id, entries)?,
             settings,
             others: netns.nsids.iter().map(|n| (n.target_ns_id, n.netnsid_value)).collect(),
         })
@@ -125,6 +121,23 @@ impl Network {
 }
 
 impl NetDevice {
+    /// Those of a namespace that is made: none of one that the caller hands over.
+    ///
+    /// # Errors
+    /// As [`Network::read`].
+    pub(crate) fn all(images: &ImageDir, network: u32) -> Result<Vec<Self>> {
+        if external_key(images, network)?.is_some() {
+            return Ok(Vec::new());
+        }
+        Self::of(network, images.read_all_or_empty(kind::NETDEV, network.into())?)
+    }
+
+    fn of(network: u32, entries: Vec<NetDeviceEntry>) -> Result<Vec<Self>> {
+        let image = || kind::NETDEV.file_name(network.into());
+        let invalid = |reason| Error::Invalid { image: image(), reason };
+        entries.into_iter().map(|entry| Self::read(network, entry).map_err(invalid)).collect()
+    }
+
     fn read(network: u32, entry: NetDeviceEntry) -> std::result::Result<Self, String> {
         let name = &entry.name;
         // The name becomes part of a path.

@@ -15,7 +15,7 @@ use crate::memory_file::MemoryFile;
 use crate::netlink::Netlink;
 use crate::packet::PacketSocket;
 use crate::parts;
-use crate::path_file::PathFile;
+use crate::path_file::{FoundBy, PathFile};
 use crate::pipe::PipeEnd;
 use crate::plain_file::{Eventfd, NamespaceFile, Pidfd, Signalfd};
 use crate::signal_owner::SignalOwner;
@@ -119,13 +119,7 @@ as_kind! {
     timerfd: Timerfd(Timerfd);
     /// A process.
     pidfd: Pidfd(Pidfd);
-    /// A namespace.
-    namespace: Namespace(NamespaceFile);
-    /// What waits for several files.
-    epoll: Epoll(EpollSet);
-    /// What is told of changes of files.
-    inotify: Inotify(Inotify);
-    /// Likewise, as fanotify(7) does.
+    /// What is told of changes of files, as fanotify(7) does.
     fanotify: Fanotify(Fanotify);
     /// A file in memory.
     memory: Memory(MemoryFile);
@@ -250,7 +244,13 @@ impl FileKind {
         let lacks = |name: &str| format!("file {id} has no {name}");
         let is_no = |name: &str| format!("socket {id}: is no {name} socket");
         Ok(match ty {
-            FdTypes::Reg => FileKind::Path(PathFile::of(entry).ok_or_else(|| lacks("path"))?),
+            FdTypes::Reg => {
+                let file = PathFile::of(entry).ok_or_else(|| lacks("path"))?;
+                if file.found != FoundBy::Caller && !file.path.starts_with(b"/") {
+                    return Err(format!("file {id} has the path {}", file.text()));
+                }
+                FileKind::Path(file)
+            }
             FdTypes::Pipe => FileKind::Pipe(PipeEnd::of(entry)?.ok_or_else(|| lacks("pipe"))?),
             FdTypes::Fifo => FileKind::Fifo(FifoEnd::of(entry)?.ok_or_else(|| lacks("fifo"))?),
             FdTypes::Tty => {
@@ -293,7 +293,11 @@ impl FileKind {
                 FileKind::Epoll(EpollSet::of(entry).ok_or_else(|| lacks("epoll set"))?)
             }
             FdTypes::Inotify => {
-                FileKind::Inotify(Inotify::of(entry).ok_or_else(|| lacks("inotify descriptor"))?)
+                let inotify = Inotify::of(entry).ok_or_else(|| lacks("inotify descriptor"))?;
+                if let Some(number) = inotify.impossible_watch() {
+                    return Err(format!("file {id} has an impossible watch {number}"));
+                }
+                FileKind::Inotify(inotify)
             }
             FdTypes::Fanotify => {
                 let group = entry.ffy.as_ref().ok_or_else(|| lacks("fanotify descriptor"))?;
@@ -371,7 +375,8 @@ mod tests {
     #[test]
     fn a_fifo_has_the_owner_of_its_path() {
         let fown = FownEntry { pid: 9, uid: 3, ..FownEntry::default() };
-        let reg = Some(RegFileEntry { id: 4, fown, ..RegFileEntry::default() });
+        let name = b"/fifo".to_vec();
+        let reg = Some(RegFileEntry { id: 4, fown, name, ..RegFileEntry::default() });
         let path = FileEntry { id: 4, ..entry(FdTypes::Reg, |entry| entry.reg = reg) };
         let fifo = Some(FifoEntry { id: 7, pipe_id: 1, regf_id: Some(4) });
         let terminal = Some(TtyFileEntry { id: 8, tty_info_id: 2, ..TtyFileEntry::default() });

@@ -1,7 +1,10 @@
 //! Network devices of programs (`/dev/net/tun`): read of their entries once, and opened.
 
 use torpor_images::proto::FileEntry;
+use torpor_images::{ImageDir, kind};
 
+use crate::error::{Error, Result};
+use crate::network::{NetDevice, NetKind, Tun};
 use crate::path_file::PathFile;
 
 /// An open descriptor of such a device.
@@ -27,6 +30,24 @@ impl TunFile {
             network: tun.ns_id,
             device: tun.netdev.clone(),
             detached: tun.detached(),
+        })
+    }
+
+    /// The settings of its device; `None` of one that has no device yet.
+    ///
+    /// # Errors
+    /// If its network has no such device of a program; damaged images.
+    pub fn settings(&self, images: &ImageDir) -> Result<Option<Tun>> {
+        let Some(name) = &self.device else { return Ok(None) };
+        let devices = NetDevice::all(images, self.network.unwrap_or(0))?;
+        let mut named = devices.into_iter().filter(|device| device.name == *name);
+        let settings = named.find_map(|device| match device.kind {
+            NetKind::Tun(settings) => Some(settings),
+            _ => None,
+        });
+        settings.map(Some).ok_or_else(|| Error::Invalid {
+            image: kind::FILES.file_name(0),
+            reason: format!("file {} is of {name:?}, no tun device of the images", self.path.id),
         })
     }
 }

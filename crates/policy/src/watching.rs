@@ -1,6 +1,7 @@
 //! What tells tasks of others' doings, epoll sets and inotify descriptors: read of their entries once, listed, and
 //! made.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -116,6 +117,13 @@ impl Inotify {
         let watches = ify.wd.iter().map(watch).collect();
         let (file, flags, overflow) = (ify.id, ify.flags, ify.torpor_overflow());
         Some(Inotify { file, flags, watches, overflow })
+    }
+
+    /// The number of a watch that there cannot be, or that another one has.
+    pub(crate) fn impossible_watch(&self) -> Option<u32> {
+        let mut seen = HashSet::new();
+        let mut is_new = |number| i32::try_from(number).is_ok_and(|wd| wd > 0 && seen.insert(wd));
+        self.watches.iter().map(|watch| watch.number).find(|&number| !is_new(number))
     }
 }
 

@@ -219,21 +219,6 @@ struct SignalWatch {
 }
 
 impl EpollRestorer {
-    /// Reads and checks the images of this kind, before anything is made.
-    ///
-    /// # Errors
-    /// If images are damaged, or contradict each other.
-    pub(crate) fn load(&self, all: &HashMap<u32, OpenFile>, sets: &[&EpollSet]) -> Result<()> {
-        for set in sets {
-            let mut others = set.watches.iter().filter_map(|watch| watch.watched);
-            if let Some(id) = others.find(|id| !all.contains_key(id)) {
-                let reason = format!("epoll set {} watches {id}, which is no file", set.file);
-                return Err(Error::invalid("files.img", reason));
-            }
-        }
-        Ok(())
-    }
-
     /// Opens a description.
     ///
     /// # Errors

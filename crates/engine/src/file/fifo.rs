@@ -84,13 +84,7 @@ impl FifoRestorer {
     ///
     /// # Errors
     /// If images are damaged, or contradict each other.
-    pub(crate) fn load(
-        &mut self,
-        images: &ImageDir,
-        all: &HashMap<u32, OpenFile>,
-        ends: &[&FifoEnd],
-    ) -> Result<()> {
-        ends.iter().try_for_each(|fifo| path(all, fifo).map(drop))?;
+    pub(crate) fn load(&mut self, images: &ImageDir, ends: &[&FifoEnd]) -> Result<()> {
         self.ends = ends.iter().copied().copied().collect();
         self.saved = Saved::load(images, kind::FIFO_DATA)?;
         Ok(())

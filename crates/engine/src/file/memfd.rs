@@ -218,11 +218,8 @@ impl MemfdRestorer {
         self.inodes
             .extend(MemoryInode::all(images)?.into_iter().map(|inode| (inode.number, inode)));
         for memfd in files {
-            let Some(inode) = self.inodes.get(&memfd.inode) else {
-                let reason = format!("no inode {} for file {}", memfd.inode, memfd.file);
-                return Err(Error::invalid("memfd.img", reason));
-            };
-            if is_anonymous(tasks, inode, files) {
+            let inode = self.inodes.get(&memfd.inode);
+            if let Some(inode) = inode.filter(|inode| is_anonymous(tasks, inode, files)) {
                 self.anonymous.insert(memfd.file, inode.clone());
             }
         }

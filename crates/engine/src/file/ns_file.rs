@@ -33,17 +33,6 @@ pub(crate) fn describe(spaces: &Namespaces, found: &Found) -> Result<Option<File
     Ok(Some(FileEntry { nsf: Some(nsf), ..found.entry(FdTypes::Ns) }))
 }
 
-/// Reads and checks the images of this kind, before anything is made.
-///
-/// # Errors
-/// If images are damaged, or contradict each other.
-pub(crate) fn load(spaces: &Namespaces, files: &[&NamespaceFile]) -> Result<()> {
-    match files.iter().find(|file| spaces.by_id(file.namespace).is_none()) {
-        Some(file) => Err(unknown(**file)),
-        None => Ok(()),
-    }
-}
-
 /// Opens a description.
 ///
 /// # Errors

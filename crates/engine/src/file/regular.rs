@@ -247,20 +247,6 @@ fn mapped(links: &Links, task: &Task, found: &Found) -> Option<u32> {
     links.mapped.get(&key).copied()
 }
 
-/// Reads and checks the images of this kind, before anything is made.
-///
-/// # Errors
-/// If images are damaged, or contradict each other.
-pub(crate) fn load(files: &[&PathFile]) -> Result<()> {
-    for file in files {
-        if file.found != FoundBy::Caller && !file.path.starts_with(b"/") {
-            let reason = format!("file {} has the path {}", file.id, file.text());
-            return Err(Error::invalid("files.img", reason));
-        }
-    }
-    Ok(())
-}
-
 /// Opens what a path of the images leads to.
 ///
 /// # Errors

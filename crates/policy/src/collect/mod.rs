@@ -18,6 +18,7 @@ mod routing;
 pub mod settings;
 mod socket_options;
 mod sockets;
+mod targets;
 mod tasks;
 mod unlimited;
 mod unreferenced;

@@ -15,7 +15,7 @@ use torpor_images::{ImageDir, Kind, kind};
 
 use super::checkpoint::{Checkpoint, KINDS};
 use super::mounts::DEVICE_KEY;
-use super::unreferenced;
+use super::{targets, unreferenced};
 use crate::error::{Error, Result};
 use crate::namespace::NsKind;
 use crate::remap::{FoundElsewhere, Remap};
@@ -54,7 +54,7 @@ const OF_NAMESPACES: [(&str, &[Kind]); 7] = [
     ("time", &[kind::TIMENS]),
 ];
 
-fn invalid<T>(image: impl Into<String>, reason: String) -> Result<T> {
+pub(super) fn invalid<T>(image: impl Into<String>, reason: String) -> Result<T> {
     Err(Error::Invalid { image: image.into(), reason })
 }
 
@@ -74,6 +74,7 @@ pub fn check(checkpoint: &Checkpoint<'_>) -> Result<()> {
     messages(checkpoint, &sockets)?;
     remaps(checkpoint)?;
     named_once(checkpoint.images)?;
+    targets::check(checkpoint)?;
     unreferenced::check(checkpoint)?;
     let mounts = mounts(checkpoint)?;
     places(checkpoint, &mounts)?;

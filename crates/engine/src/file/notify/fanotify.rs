@@ -4,7 +4,6 @@
 //! `FAN_Q_OVERFLOW`, see [`super::overflow`]. Descriptors that decide about the accesses of
 //! others are refused: their events wait for an answer.
 
-use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{Mode, OFlags};
@@ -14,20 +13,16 @@ use torpor_images::proto::{
     FanotifyFileEntry, FanotifyInodeMarkEntry, FanotifyMarkEntry, FanotifyMountMarkEntry, FdTypes,
     FileEntry, MarkType,
 };
-use torpor_policy::OpenFile;
-use torpor_policy::fanotify::{Fanotify, Mark, Marked};
+use torpor_policy::fanotify::{DECIDES, Fanotify, LOSES_NOTHING, Mark, Marked};
 use torpor_sys::notify::{fanotify_add, fanotify_init};
 
 use super::overflow;
 use super::{Sleeper, WatchHolder, WatchedInode, file_of, hex, open_target, own_path};
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 use crate::file::description::{duplicate, set_status_flags};
 use crate::file::opener::{Opener, Temporary};
 use crate::file::remap::Paths;
 use crate::file::{Found, OpenFiles};
-
-/// `FAN_CLASS_CONTENT` and `FAN_CLASS_PRE_CONTENT` of linux/fanotify.h.
-const CLASSES: u32 = libc::FAN_CLASS_CONTENT | libc::FAN_CLASS_PRE_CONTENT;
 
 /// The dump half. What is marked is looked for when all files are known.
 #[derive(Debug, Default)]
@@ -53,12 +48,12 @@ impl FanotifyDumper {
         else {
             return Err(found.refuse("its fdinfo shows no flags"));
         };
-        if faflags & CLASSES != 0 {
+        if faflags & DECIDES != 0 {
             return Err(found.refuse("it decides about what others access, which cannot wait"));
         }
         let queued = rustix::io::ioctl_fionread(&found.file).context(|| "FIONREAD".to_owned())?;
         if queued > 0 {
-            if faflags & overflow::IMPOSSIBLE != 0 {
+            if faflags & LOSES_NOTHING != 0 {
                 return Err(found.refuse(
                     "events are queued that have not been read, and its queue cannot overflow \
                      (FAN_UNLIMITED_QUEUE, FAN_REPORT_PIDFD); read them first",
@@ -154,28 +149,6 @@ pub(crate) struct FanotifyRestorer {
 }
 
 impl FanotifyRestorer {
-    /// Reads and checks the images of this kind, before anything is made.
-    ///
-    /// # Errors
-    /// If images are damaged, or contradict each other.
-    pub(crate) fn load(&self, all: &HashMap<u32, OpenFile>, groups: &[&Fanotify]) -> Result<()> {
-        for group in groups {
-            let is_missing = |mark: &Mark| match &mark.on {
-                Marked::File { file, .. } => file.is_some_and(|id| !all.contains_key(&id)),
-                Marked::Mount { .. } => false,
-            };
-            let impossible = match group.overflow {
-                true => CLASSES | overflow::IMPOSSIBLE,
-                false => CLASSES,
-            };
-            if group.flags & impossible != 0 || group.marks.iter().any(is_missing) {
-                let reason = format!("file {} is an impossible fanotify descriptor", group.file);
-                return Err(Error::invalid("files.img", reason));
-            }
-        }
-        Ok(())
-    }
-
     /// Opens a description.
     ///
     /// # Errors

@@ -4,14 +4,13 @@
 //! what the kernel itself puts there when it had to drop some: `IN_Q_OVERFLOW`, which
 //! tells the program to look at the files anew (inotify(7)).
 
-use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init, remove_watch};
 use rustix::fs::{MemfdFlags, OFlags};
 use torpor_images::ImageDir;
 use torpor_images::proto::{FdTypes, FileEntry, InotifyFileEntry, InotifyWdEntry};
-use torpor_policy::{Inotify, InotifyWatch, OpenFile};
+use torpor_policy::{Inotify, InotifyWatch};
 
 use super::{Sleeper, WatchHolder, WatchedInode, file_of, hex, open_target, own_path};
 use crate::error::{Context, Error, Result};
@@ -118,25 +117,6 @@ pub(crate) struct InotifyRestorer {
 }
 
 impl InotifyRestorer {
-    /// Reads and checks the images of this kind, before anything is made.
-    ///
-    /// # Errors
-    /// If images are damaged, or contradict each other.
-    pub(crate) fn load(&self, all: &HashMap<u32, OpenFile>, files: &[&Inotify]) -> Result<()> {
-        for inotify in files {
-            let mut seen = HashSet::new();
-            for InotifyWatch { watched, number, .. } in &inotify.watches {
-                let known = watched.is_none_or(|id| all.contains_key(&id));
-                let is_new = i32::try_from(*number).is_ok_and(|wd| wd > 0 && seen.insert(wd));
-                if !known || !is_new {
-                    let reason = format!("file {} has an impossible watch {number}", inotify.file);
-                    return Err(Error::invalid("files.img", reason));
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Opens a description.
     ///
     /// # Errors

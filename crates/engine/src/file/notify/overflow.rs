@@ -13,10 +13,6 @@ use torpor_sys::notify::{FANOTIFY_EVENT, fanotify_add, fanotify_take};
 
 use super::own_path;
 
-/// Flags of fanotify_init(2) with which this does not work: the queue has no end, or events
-/// bring descriptors of processes.
-pub(super) const IMPOSSIBLE: u32 = libc::FAN_UNLIMITED_QUEUE | libc::FAN_REPORT_PIDFD;
-
 /// More than an event on a file with the longest of handles takes, in bytes.
 const LONGEST: usize = 4096;
 

@@ -1,0 +1,132 @@
+//! What open files, locks and clocks refer to besides paths, mounts and namespaces: other open files, terminals, files
+//! in memory, network devices, tasks. A number that leads to none of them is an error, whatever the policy says.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::iter::successors;
+
+use torpor_images::kind;
+use torpor_images::proto::FileEntry;
+
+use super::checkpoint::{Checkpoint, Task};
+use super::references::invalid;
+use crate::clock_times::ClockTimes;
+use crate::error::Result;
+use crate::fifo::FifoEnd;
+use crate::file_lock::FileLock;
+use crate::memory_file::{MemoryFile, MemoryInode};
+use crate::namespace::NsKind;
+use crate::plain_file::Pidfd;
+use crate::terminal::{Terminal, TerminalFile};
+use crate::tun_file::TunFile;
+use crate::userfaultfd::Userfaultfd;
+
+/// Checks all of them.
+///
+/// # Errors
+/// The image file, and what refers to nothing; damaged images.
+pub(super) fn check(checkpoint: &Checkpoint<'_>) -> Result<()> {
+    let image = kind::FILES.file_name(0);
+    let known: BTreeSet<u32> = checkpoint.files.iter().map(|entry| entry.id).collect();
+    let paths = checkpoint.files.iter().filter(|entry| entry.reg.is_some());
+    let paths: BTreeSet<u32> = paths.map(|entry| entry.id).collect();
+    for entry in &checkpoint.files {
+        let id = entry.id;
+        if let Some(other) = watched(entry).find(|other| !known.contains(other)) {
+            let reason = format!("file {id} watches file {other}, which files.img lacks");
+            return invalid(image, reason);
+        }
+        let fifo = FifoEnd::of(entry).or_else(|reason| invalid(&*image, reason))?;
+        if fifo.is_some_and(|fifo| !paths.contains(&fifo.path)) {
+            return invalid(image, format!("fifo {id} has no path"));
+        }
+        if let Some(pid) = process_of(checkpoint, entry) {
+            return invalid(image, format!("file {id} is of process {pid}, which is no task"));
+        }
+        if let Some(tun) = TunFile::of(entry) {
+            tun.settings(checkpoint.images)?;
+        }
+    }
+    in_memory(checkpoint)?;
+    terminals(checkpoint)?;
+    locks(checkpoint)?;
+    clocks(checkpoint)
+}
+
+/// The open files that one watches.
+fn watched(entry: &FileEntry) -> impl Iterator<Item = u32> {
+    let watches = entry.epfd.iter().flat_map(|set| &set.tfd);
+    let inodes = entry.ify.iter().flat_map(|inotify| &inotify.wd);
+    let marks = entry.ffy.iter().flat_map(|group| &group.mark);
+    let watches = watches.filter_map(|watch| watch.torpor_file_id);
+    let inodes = inodes.filter_map(|watch| watch.torpor_file_id);
+    watches.chain(inodes).chain(marks.filter_map(|mark| mark.torpor_file_id))
+}
+
+/// The process that an open file is of, if that is no task of the images.
+fn process_of(checkpoint: &Checkpoint<'_>, entry: &FileEntry) -> Option<i64> {
+    let is_task = |pid: i64| checkpoint.tasks.iter().any(|task| i64::from(task.pid) == pid);
+    let lives = |pid: u32| living(checkpoint, pid).is_some();
+    let process = Pidfd::of(entry).and_then(|pidfd| pidfd.process).map(i64::from);
+    let owner = Userfaultfd::of(entry).map(|faults| faults.pid).filter(|pid| !lives(*pid));
+    process.filter(|pid| !is_task(*pid)).or(owner.map(i64::from))
+}
+
+fn living<'c, 'a>(checkpoint: &'c Checkpoint<'a>, pid: u32) -> Option<&'c Task<'a>> {
+    checkpoint.tasks.iter().find(|task| task.pid == pid && !task.zombie)
+}
+
+fn in_memory(checkpoint: &Checkpoint<'_>) -> Result<()> {
+    let inodes = MemoryInode::all(checkpoint.images)?;
+    let inodes: BTreeSet<u32> = inodes.iter().map(|inode| inode.number).collect();
+    let mut files = checkpoint.files.iter().filter_map(|entry| MemoryFile::of(entry));
+    files.find(|file| !inodes.contains(&file.inode)).map_or(
+        Ok(()),
+        |MemoryFile { file, inode, .. }| {
+            invalid(kind::MEMFD_INODE.file_name(0), format!("no inode {inode} for file {file}"))
+        },
+    )
+}
+
+fn terminals(checkpoint: &Checkpoint<'_>) -> Result<()> {
+    let terminals = Terminal::all(checkpoint.images)?;
+    let terminals: BTreeSet<u32> = terminals.iter().map(|terminal| terminal.id).collect();
+    let mut files = checkpoint.files.iter().filter_map(|entry| TerminalFile::of(entry));
+    let unknown = files.find(|file| !terminals.contains(&file.terminal));
+    unknown.map_or(Ok(()), |TerminalFile { file, terminal, .. }| {
+        invalid(kind::TTY_INFO.file_name(0), format!("no terminal {terminal} for file {file}"))
+    })
+}
+
+fn locks(checkpoint: &Checkpoint<'_>) -> Result<()> {
+    let tasks = checkpoint.tasks.iter().map(|task| (task.pid, task.table, task.fds));
+    let locks = FileLock::all(checkpoint.images)?;
+    locks.iter().try_for_each(|lock| lock.holder(tasks.clone()).map(drop))
+}
+
+/// Time namespaces that the root task does not live in: they have clocks, and are made by a task that lives.
+fn clocks(checkpoint: &Checkpoint<'_>) -> Result<()> {
+    let root = checkpoint.tasks.first().and_then(|root| root.homes.own(NsKind::Time));
+    let others = checkpoint.namespaces(NsKind::Time).into_iter();
+    // Where the maker of each lives.
+    let mut homes = BTreeMap::new();
+    for number in others.filter(|number| Some(*number) != root) {
+        let image = kind::TIMENS.file_name(number.into());
+        let Some(clocks) = ClockTimes::read(checkpoint.images, number)? else {
+            return invalid(image, "is missing".to_owned());
+        };
+        let Some(pid) = clocks.maker else { continue };
+        let Some(maker) = living(checkpoint, pid) else {
+            let reason = format!("task {pid}, whose children it is for, does not live");
+            return invalid(image, reason);
+        };
+        homes.extend(maker.homes.number(NsKind::Time).map(|home| (number, home)));
+    }
+    // A line of makers has an end.
+    let circle = |number: &u32| {
+        successors(Some(*number), |at| homes.get(at).copied()).nth(homes.len() + 1).is_some()
+    };
+    homes.keys().copied().find(circle).map_or(Ok(()), |number| {
+        let reason = "its maker lives in what is made in it".to_owned();
+        invalid(kind::TIMENS.file_name(number.into()), reason)
+    })
+}
