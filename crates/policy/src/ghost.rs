@@ -65,27 +65,37 @@ pub enum GhostKind {
 }
 
 impl Ghost {
-    /// The ghost with a number, and the image, which has its content from here on; `None` if there is
-    /// no image.
+    /// The ghost with a number; `None` if there is no image.
     ///
     /// # Errors
     /// Damaged images; a file of no type.
-    pub fn open(images: &ImageDir, number: u32) -> Result<Option<(Self, Reader)>> {
+    pub fn read(images: &ImageDir, number: u32) -> Result<Option<Self>> {
+        let Some((entry, _)) = Self::open(images, number)? else { return Ok(None) };
+        let image = || kind::GHOST_FILE.file_name(number.into());
+        let ghost = Self::of(entry).map_err(|reason| Error::Invalid { image: image(), reason });
+        ghost.map(Some)
+    }
+
+    /// The image of the ghost with a number, which has its content from here on; `None` if there is no image.
+    ///
+    /// # Errors
+    /// If the image is damaged.
+    pub fn content(images: &ImageDir, number: u32) -> Result<Option<Reader>> {
+        Ok(Self::open(images, number)?.map(|(_, reader)| reader))
+    }
+
+    fn open(images: &ImageDir, number: u32) -> Result<Option<(GhostFileEntry, Reader)>> {
         let Some(mut reader) = images.reader(kind::GHOST_FILE, number.into())? else {
             return Ok(None);
         };
-        let ghost = Self::of(reader.expect()?).map_err(|reason| Error::Invalid {
-            image: kind::GHOST_FILE.file_name(number.into()),
-            reason,
-        })?;
-        Ok(Some((ghost, reader)))
+        Ok(Some((reader.expect()?, reader)))
     }
 
     /// Those that are made, with the images that ask for them and the first names that files had;
     /// `name` knows these by the numbers of the files.
     ///
     /// # Errors
-    /// As [`Ghost::open`].
+    /// As [`Ghost::read`].
     pub fn all(
         images: &ImageDir,
         name: impl Fn(u32) -> String,
@@ -97,7 +107,7 @@ impl Ghost {
                 continue;
             }
             // One that is missing ends the restore by itself.
-            let Some((ghost, _)) = Self::open(images, number)? else { continue };
+            let Some(ghost) = Self::read(images, number)? else { continue };
             all.push((kind::GHOST_FILE.file_name(number.into()), name(file), ghost));
         }
         Ok(all)

@@ -47,8 +47,8 @@ pub struct TcpStream {
     pub reset: bool,
 }
 
-/// A connection, what waits to be read, and what waits for the peer.
-pub type Queues = (TcpStream, Vec<u8>, Vec<u8>);
+/// What waits in a connection to be read, and what waits for the peer.
+pub type Queues = (Vec<u8>, Vec<u8>);
 
 impl TcpStream {
     /// What is judged of a connection, if it is the file of a number: that it goes on.
@@ -61,10 +61,27 @@ impl TcpStream {
     ///
     /// # Errors
     /// A damaged image, or none.
-    pub fn read(images: &ImageDir, socket: &InetSocket) -> Result<Queues> {
+    pub fn read(images: &ImageDir, socket: &InetSocket) -> Result<Self> {
         if socket.connection == Connection::LastPeer {
-            return Ok((TcpStream::default(), Vec::new(), Vec::new()));
+            return Ok(TcpStream::default());
         }
+        let (entry, _) = Self::open(images, socket)?;
+        let image = || kind::TCP_STREAM.file_name(socket.inode.into());
+        Self::of(&entry).map_err(|reason| Error::Invalid { image: image(), reason })
+    }
+
+    /// What waits in a connection.
+    ///
+    /// # Errors
+    /// As [`TcpStream::read`].
+    pub fn queues(images: &ImageDir, socket: &InetSocket) -> Result<Queues> {
+        match socket.connection {
+            Connection::LastPeer => Ok(Queues::default()),
+            _ => Self::open(images, socket).map(|(_, queues)| queues),
+        }
+    }
+
+    fn open(images: &ImageDir, socket: &InetSocket) -> Result<(TcpStreamEntry, Queues)> {
         let number = u64::from(socket.inode);
         let mut reader = images.reader(kind::TCP_STREAM, number)?.ok_or_else(|| {
             let reason =
@@ -75,12 +92,7 @@ impl TcpStream {
         let received = reader.raw(entry.inq_len.into())?;
         let queued = reader.raw(entry.outq_len.into())?;
         reader.end()?;
-        let stream = Self::of(&entry);
-        let stream = stream.map_err(|reason| Error::Invalid {
-            image: kind::TCP_STREAM.file_name(number),
-            reason,
-        })?;
-        Ok((stream, received, queued))
+        Ok((entry, (received, queued)))
     }
 
     fn of(entry: &TcpStreamEntry) -> std::result::Result<Self, String> {

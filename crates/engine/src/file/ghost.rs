@@ -119,20 +119,20 @@ fn copy(file: &File, offset: u64, len: u64, to: &mut impl Write) -> Result<()> {
 #[derive(Debug)]
 pub(crate) struct GhostImage {
     /// What it is.
-    pub ghost: Ghost,
+    ghost: Ghost,
     name: String,
     reader: Reader,
 }
 
-/// Reads the image of a ghost.
+/// Opens the image of the content of a ghost.
 ///
 /// # Errors
 /// If the image is missing or damaged.
-pub(crate) fn load(images: &ImageDir, ghost: u32) -> Result<GhostImage> {
-    let file = kind::GHOST_FILE.file_name(u64::from(ghost));
-    let (ghost, reader) = Ghost::open(images, ghost)?
-        .ok_or_else(|| Error::invalid(&file, "is missing, but remap-fpath.img refers to it"))?;
-    Ok(GhostImage { ghost, name: file, reader })
+pub(crate) fn open(images: &ImageDir, number: u32, ghost: Ghost) -> Result<GhostImage> {
+    let name = kind::GHOST_FILE.file_name(u64::from(number));
+    let reader = Ghost::content(images, number)?
+        .ok_or_else(|| Error::invalid(&name, "is missing, but remap-fpath.img refers to it"))?;
+    Ok(GhostImage { ghost, name, reader })
 }
 
 impl GhostImage {

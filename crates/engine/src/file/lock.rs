@@ -28,6 +28,7 @@ use crate::error::{Context, Error, Result};
 use crate::namespace::user::IdMaps;
 use crate::options::Files;
 use crate::proc;
+use crate::restore::image::TaskImage;
 use crate::restore::tasks;
 use crate::restore::transport::place_words;
 
@@ -221,31 +222,29 @@ fn refuse(pid: i32, fd: i32, reason: &str) -> Error {
     Error::refused(pid, format!("fd {fd} ({})", link.display()), reason)
 }
 
-/// Reads and checks the image.
-///
-/// # Errors
-/// Damaged images; locks of a kind that does not exist, or of nobody.
-pub(crate) fn load(images: &ImageDir, tasks: &[tasks::Task]) -> Result<Vec<FileLock>> {
-    let locks = FileLock::all(images)?;
-    locks.iter().try_for_each(|lock| holder(tasks, lock).map(drop))?;
-    Ok(locks)
+/// A lock of the images, and what takes it.
+#[derive(Debug)]
+pub(crate) struct HeldLock {
+    lock: FileLock,
+    /// The task, by its place among them.
+    task: usize,
+    /// The open file that it takes it through.
+    file: u32,
 }
 
-/// The task that takes a lock, and the description that it takes it through.
-fn holder(tasks: &[tasks::Task], lock: &FileLock) -> Result<(usize, u32)> {
-    let task = tasks.iter().position(|t| t.vpid == lock.task);
-    let task = task.ok_or_else(|| invalid(lock, "is that of no task"))?;
-    let table = tasks[task].image.sharing.table;
-    let sharers = tasks.iter().filter(|t| t.image.sharing.table == table);
-    let number = lock.fd.cast_unsigned();
-    let mut fds = sharers.flat_map(|t| &t.image.fds);
-    let fd = fds.find(|fd| fd.fd == number).ok_or_else(|| invalid(lock, "has no descriptor"))?;
-    Ok((task, fd.file))
-}
-
-fn invalid(lock: &FileLock, reason: &str) -> Error {
-    let what = format!("the lock of task {} on fd {} {reason}", lock.task, lock.fd);
-    Error::invalid("filelocks.img", what)
+impl HeldLock {
+    /// What takes each of these.
+    ///
+    /// # Errors
+    /// If one is of no task, or its task does not have its descriptor.
+    pub(crate) fn all(locks: Vec<FileLock>, tasks: &[TaskImage]) -> Result<Vec<Self>> {
+        let tasks = tasks.iter().map(|task| (task.tree.pid, task.sharing.table, &*task.fds));
+        let held = |lock: FileLock| {
+            let (task, file) = lock.holder(tasks.clone())?;
+            Ok(HeldLock { lock, task, file })
+        };
+        locks.into_iter().map(held).collect()
+    }
 }
 
 /// Takes all locks. No file of a task is opened or closed any more, and none has its
@@ -255,27 +254,26 @@ fn invalid(lock: &FileLock, reason: &str) -> Error {
 /// # Errors
 /// If somebody else has locked a file meanwhile; what `judge` returns; if a task has ended.
 pub(crate) fn restore(
-    locks: &[FileLock],
+    locks: &[HeldLock],
     files: &OpenFiles,
     tasks: &mut [tasks::Task],
     id_maps: &IdMaps,
     judge: impl Fn(&FileLock, u32) -> Result<()>,
 ) -> Result<()> {
-    for lock in locks {
-        let (task, id) = holder(tasks, lock)?;
+    for HeldLock { lock, task, file } in locks {
         tracing::debug!("task {}: fd {}: taking its lock again: {lock:?}", lock.task, lock.fd);
         match lock.kind {
             LockKind::Lease { breaking } => {
-                let file = files.need(id)?;
+                let file = files.need(*file)?;
                 let owner = rustix::fs::fstat(file).context(|| "fstat".to_owned())?.st_uid;
                 // A task of the owner could have taken it, and handed the file on. The kernel does
                 // not judge it: a program may take leases by CAP_LEASE and then give that up.
                 if !is_user(tasks, id_maps, owner) {
                     judge(lock, owner)?;
                 }
-                lease(tasks[task].remote()?, id_maps, file, (lock, breaking))?;
+                lease(tasks[*task].remote()?, id_maps, file, (lock, breaking))?;
             }
-            _ => take(tasks[task].remote()?, lock)?,
+            _ => take(tasks[*task].remote()?, lock)?,
         }
     }
     Ok(())
@@ -350,7 +348,11 @@ fn lease(
         match reopen(file.as_fd(), how | OFlags::NONBLOCK) {
             Err(Error::Os { source, .. })
                 if source.raw_os_error() == Some(Errno::WOULDBLOCK.raw_os_error()) => {}
-            Ok(_) => return Err(invalid(lock, "cannot be broken again")),
+            Ok(_) => {
+                let (task, fd) = (lock.task, lock.fd);
+                let why = format!("the lock of task {task} on fd {fd} cannot be broken again");
+                return Err(Error::invalid("filelocks.img", why));
+            }
             Err(e) => return Err(e),
         }
     }
@@ -386,7 +388,9 @@ mod tests {
         for (flag, reason) in [(OFD, "is that of no task"), (16, "is of no kind that there is")] {
             let lock = FileLockEntry { flag, pid: 1, fd: 3, ..FileLockEntry::default() };
             images.write_one(kind::FILE_LOCKS, 0, &lock).unwrap();
-            let error = load(&images, &[]).unwrap_err().to_string();
+            let locks = FileLock::all(&images).map_err(Error::from);
+            let held = locks.and_then(|locks| HeldLock::all(locks, &[]));
+            let error = held.unwrap_err().to_string();
             assert!(error.contains(reason), "{error}");
         }
     }

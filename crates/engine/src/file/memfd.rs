@@ -205,25 +205,15 @@ pub(crate) struct MemfdRestorer {
 }
 
 impl MemfdRestorer {
-    /// Reads and checks the images of this kind, before anything is made.
-    ///
-    /// # Errors
-    /// If images are damaged, or contradict each other.
-    pub(crate) fn load(
-        &mut self,
-        images: &ImageDir,
-        tasks: &[Task],
-        files: &[&MemoryFile],
-    ) -> Result<()> {
-        self.inodes
-            .extend(MemoryInode::all(images)?.into_iter().map(|inode| (inode.number, inode)));
+    /// Takes note of what files in memory are descriptions of, and which of it is shared anonymous memory.
+    pub(crate) fn load(&mut self, inodes: Vec<MemoryInode>, tasks: &[Task], files: &[&MemoryFile]) {
+        self.inodes = inodes.into_iter().map(|inode| (inode.number, inode)).collect();
         for memfd in files {
             let inode = self.inodes.get(&memfd.inode);
             if let Some(inode) = inode.filter(|inode| is_anonymous(tasks, inode, files)) {
                 self.anonymous.insert(memfd.file, inode.clone());
             }
         }
-        Ok(())
     }
 
     /// Opens a description.

@@ -14,6 +14,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use torpor_images::ImageDir;
 use torpor_images::remap::is_given_name;
+use torpor_policy::ghost::Ghost;
 use torpor_policy::{FoundElsewhere, OpenFile, PathFile, Policy, Remap};
 
 use super::description::open_flags;
@@ -34,8 +35,10 @@ use crate::verdict::Verdict;
 #[derive(Debug, Default)]
 pub(crate) struct Temporary {
     remaps: HashMap<u32, FoundElsewhere>,
-    /// The ghosts that were made.
-    ghosts: HashMap<u32, Kept>,
+    /// The ghosts of the images.
+    ghosts: HashMap<u32, Ghost>,
+    /// Those that were made.
+    made_ghosts: HashMap<u32, Kept>,
     /// Those whose mode waits until they have lost their names.
     late: Vec<(OwnedFd, Mode)>,
     /// What was made, in this order.
@@ -110,14 +113,10 @@ impl Temporary {
         matches!(self.remaps.get(&file), Some(FoundElsewhere::Ghost(_)))
     }
 
-    /// Reads `remap-fpath.img`.
-    ///
-    /// # Errors
-    /// If images are damaged, or contradict each other.
-    pub(crate) fn load(&mut self, images: &ImageDir) -> Result<()> {
-        let remaps = Remap::all(images)?.into_iter();
-        self.remaps.extend(remaps.map(|remap| (remap.file, remap.by)));
-        Ok(())
+    /// Takes note of the files whose paths do not lead to them, and of the ghosts that some of them are.
+    pub(crate) fn load(&mut self, remaps: Vec<Remap>, ghosts: HashMap<u32, Ghost>) {
+        self.remaps.extend(remaps.into_iter().map(|remap| (remap.file, remap.by)));
+        self.ghosts = ghosts;
     }
 
     /// The process that has ended and whose directory file `id` of the images is: nobody can open
@@ -141,24 +140,14 @@ impl Temporary {
 
     /// A file of the images whose ghost had this inode number, on a device as the kernel encodes
     /// it.
-    ///
-    /// # Errors
-    /// If the image of a ghost is missing or damaged.
-    pub(crate) fn with_ghost_of(
-        &self,
-        images: &ImageDir,
-        dev: u32,
-        ino: u64,
-    ) -> Result<Option<u32>> {
-        for (&file, by) in &self.remaps {
-            if let FoundElsewhere::Ghost(ghost) = *by {
-                let image = ghost::load(images, ghost)?;
-                if image.ghost.was == Some((dev, ino)) {
-                    return Ok(Some(file));
-                }
+    pub(crate) fn with_ghost_of(&self, dev: u32, ino: u64) -> Option<u32> {
+        let is_it = |by: FoundElsewhere| match by {
+            FoundElsewhere::Ghost(number) => {
+                self.ghosts.get(&number).is_some_and(|ghost| ghost.was == Some((dev, ino)))
             }
-        }
-        Ok(None)
+            _ => false,
+        };
+        self.remaps.iter().find(|(_, by)| is_it(**by)).map(|(file, _)| *file)
     }
 
     /// Removes the names that files have for the restore only, and those that the dump gave;
@@ -322,7 +311,7 @@ fn open_linked(cx: &mut Opener<'_>, reg: &PathFile, link: u32) -> Result<OwnedFd
 }
 
 fn open_ghost(cx: &mut Opener<'_>, reg: &PathFile, ghost: u32) -> Result<OwnedFd> {
-    let from = match cx.temporary.ghosts.get(&ghost) {
+    let from = match cx.temporary.made_ghosts.get(&ghost) {
         Some(ghost) => ghost.try_clone()?,
         None => make_ghost(cx, reg, ghost)?,
     };
@@ -342,7 +331,11 @@ fn open_by_path(roots: &Roots, reg: &PathFile, open: OpenPath) -> Result<OwnedFd
 /// Makes a ghost: a directory under its own name, all else under one of ours, next to
 /// the place of the first description that is met.
 fn make_ghost(cx: &mut Opener<'_>, reg: &PathFile, ghost: u32) -> Result<Kept> {
-    let mut image = ghost::load(cx.images, ghost)?;
+    let known = cx.temporary.ghosts.get(&ghost).cloned().ok_or_else(|| {
+        let reason = format!("file {} is ghost {ghost}, which there is not", reg.id);
+        Error::invalid("remap-fpath.img", reason)
+    })?;
+    let mut image = ghost::open(cx.images, ghost, known)?;
     let mut name = Name::of(cx, reg)?;
     let is_dir = image.file_type() == FileType::Directory;
     let file = if is_dir && cx.temporary.parents.contains(&reg.path) {
@@ -367,7 +360,7 @@ fn make_ghost(cx: &mut Opener<'_>, reg: &PathFile, ghost: u32) -> Result<Kept> {
         cx.temporary.late.push((file, mode));
     }
     let made = Kept { name, file };
-    cx.temporary.ghosts.insert(ghost, made.try_clone()?);
+    cx.temporary.made_ghosts.insert(ghost, made.try_clone()?);
     Ok(made)
 }
 
@@ -464,8 +457,7 @@ fn open_writable(
 
 #[cfg(test)]
 mod tests {
-    use torpor_images::kind;
-    use torpor_images::proto::{GhostFileEntry, RemapFilePathEntry, RemapType};
+    use torpor_policy::ghost::GhostKind;
 
     use super::*;
 
@@ -480,28 +472,19 @@ mod tests {
     /// CRIU's handle of an unlinked file that is watched is stale: its device and inode tell the ghost.
     #[test]
     fn a_ghost_is_found_by_what_it_was() {
-        let dir = tempfile::tempdir().unwrap();
-        let images = ImageDir::open(dir.path()).unwrap();
-        let remap = |orig_id, remap_id, kind: RemapType| RemapFilePathEntry {
-            orig_id,
-            remap_id,
-            remap_type: Some(kind.into()),
+        let remap = |file, ghost| Remap { file, by: FoundElsewhere::Ghost(ghost) };
+        let ghost = |ino| Ghost {
+            kind: GhostKind::Fifo,
+            permissions: 0o600,
+            owner: (0, 0),
+            times: None,
+            was: Some((254 << 20, ino)),
         };
-        let remaps = [remap(7, 1, RemapType::Ghost), remap(8, 2, RemapType::Ghost)];
-        images.write_all(kind::REMAP_FPATH, 0, &remaps).unwrap();
-        for (ghost, ino) in [(1, 100), (2, 200)] {
-            let entry = GhostFileEntry {
-                mode: 0o100_600,
-                dev: Some(254 << 20),
-                ino: Some(ino),
-                ..GhostFileEntry::default()
-            };
-            images.write_one(kind::GHOST_FILE, ghost, &entry).unwrap();
-        }
         let mut temporary = Temporary::default();
-        temporary.load(&images).unwrap();
-        assert_eq!(temporary.with_ghost_of(&images, 254 << 20, 200).unwrap(), Some(8));
-        assert_eq!(temporary.with_ghost_of(&images, 254 << 20, 201).unwrap(), None);
-        assert_eq!(temporary.with_ghost_of(&images, 8 << 20, 200).unwrap(), None);
+        let ghosts = HashMap::from([(1, ghost(100)), (2, ghost(200))]);
+        temporary.load(vec![remap(7, 1), remap(8, 2)], ghosts);
+        assert_eq!(temporary.with_ghost_of(254 << 20, 200), Some(8));
+        assert_eq!(temporary.with_ghost_of(254 << 20, 201), None);
+        assert_eq!(temporary.with_ghost_of(8 << 20, 200), None);
     }
 }

@@ -2,14 +2,14 @@
 //!
 //! What waits in a queue to be read is not kept, with a warning: it is on its way, as on a wire.
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FileType, OFlags, Stat};
-use torpor_images::ImageDir;
 use torpor_images::proto::{FdTypes, FileEntry, TunfileEntry};
 use torpor_policy::TunFile;
-use torpor_policy::network::{NetKind, Network, Tun};
+use torpor_policy::network::Tun;
 use torpor_sys::tun;
 
 use super::description::{open_flags, reopen};
@@ -18,7 +18,7 @@ use super::remap::Paths;
 use super::{Found, regular};
 use crate::error::{Context, Error, Result};
 use crate::namespace::Namespaces;
-use crate::namespace::net::{conf, configure_tun};
+use crate::namespace::net::configure_tun;
 
 /// Number of `/dev/net/tun` (linux/miscdevice.h).
 const NUMBER: (u32, u32) = (10, 200);
@@ -88,39 +88,21 @@ fn home_of(spaces: &Namespaces, found: &Found, name: &str) -> Result<u32> {
 /// The restore half.
 #[derive(Debug, Default)]
 pub(crate) struct TunRestorer {
-    /// The devices, by namespace and name.
-    devices: Vec<(u32, String, Tun)>,
+    /// The settings of their devices, by the numbers of the open files.
+    devices: HashMap<u32, Tun>,
 }
 
 impl TunRestorer {
-    /// Reads and checks the images of this kind, before anything is made.
-    ///
-    /// # Errors
-    /// If images are damaged, or contradict each other.
-    pub(crate) fn load(&mut self, images: &ImageDir, files: &[&TunFile]) -> Result<()> {
-        for tun in files {
-            let (Some(name), ns_id) = (&tun.device, tun.network.unwrap_or(0)) else { continue };
-            let network = Network::read(images, ns_id, &conf::NAMES)?;
-            let mut named = network.devices.iter().filter(|device| device.name == *name);
-            let settings = named.find_map(|device| match device.kind {
-                NetKind::Tun(settings) => Some(settings),
-                _ => None,
-            });
-            let settings = settings.ok_or_else(|| {
-                let reason =
-                    format!("file {} is of {name:?}, no tun device of the images", tun.path.id);
-                Error::invalid("files.img", reason)
-            })?;
-            self.devices.push((ns_id, name.clone(), settings));
-        }
-        Ok(())
+    /// Takes note of the settings of devices, by the numbers of the open files.
+    pub(crate) fn load(&mut self, devices: HashMap<u32, Tun>) {
+        self.devices = devices;
     }
 
     /// Opens a description.
     ///
     /// # Errors
     /// If its path leads to something else; if its network device is not there or refuses a queue.
-    pub(crate) fn open(&self, cx: &mut Opener<'_>, of: &TunFile) -> Result<OwnedFd> {
+    pub(crate) fn open(&self, cx: &mut Opener<'_>, id: u32, of: &TunFile) -> Result<OwnedFd> {
         let device = &of.path;
         let place = regular::open(cx, &device.opened_with(OFlags::PATH.bits()))?;
         let stat = rustix::fs::fstat(&place).context(|| "fstat".to_owned())?;
@@ -128,14 +110,11 @@ impl TunRestorer {
             return Err(Error::invalid(device.text(), "is not the device tun here"));
         }
         let home = of.network.unwrap_or(0);
-        let settings = self
-            .devices
-            .iter()
-            .find(|(ns, name, _)| (*ns, Some(name)) == (home, of.device.as_ref()));
+        let device_of_it = of.device.as_ref().zip(self.devices.get(&id));
         // The namespace that it is opened in is its own.
         cx.spaces.in_netns(home, || {
             let file = reopen(&place, open_flags(device.flags))?;
-            if let Some((_, name, settings)) = settings {
+            if let Some((name, settings)) = device_of_it {
                 let what = || format!("queue of network device {name}");
                 attach(&file, name, settings, of.detached).context(what)?;
             }

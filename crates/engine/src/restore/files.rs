@@ -5,15 +5,17 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use torpor_policy::{FileKind, FileLock, MemoryFile, MemoryInode, OpenFile, Terminal};
+use torpor_policy::{FileKind, MemoryFile, MemoryInode, OpenFile, Terminal};
 
 use super::memory;
+use super::planned::FileParts;
 use crate::error::{About, Context, Error, Result};
 use crate::file::OpenFiles;
 use crate::file::description::duplicate;
 use crate::file::epoll::EpollRestorer;
 use crate::file::fifo::FifoRestorer;
 use crate::file::io_uring::{IoUringRestorer, Rights};
+use crate::file::lock::{self, HeldLock};
 use crate::file::memfd::{self, MemfdRestorer};
 use crate::file::notify::{FanotifyRestorer, InotifyRestorer, Sleeper};
 use crate::file::open::Holder;
@@ -25,7 +27,7 @@ use crate::file::timerfd::TimerfdRestorer;
 use crate::file::tty::TtyRestorer;
 use crate::file::tun::TunRestorer;
 use crate::file::userfaultfd::UserfaultfdRestorer;
-use crate::file::{eventfd, lock, ns_file, regular, signalfd};
+use crate::file::{eventfd, ns_file, regular, signalfd};
 use crate::network::asleep::Asleep;
 
 /// What each kind of file knows of those in the images.
@@ -58,7 +60,7 @@ pub(crate) struct RestoredFiles {
     /// although no task may hold them.
     pub in_flight: Vec<u32>,
     /// Locks that are still to be taken.
-    locks: Vec<FileLock>,
+    locks: Vec<HeldLock>,
     /// What each kind of file knows.
     kinds: Kinds,
 }
@@ -92,6 +94,8 @@ pub(crate) struct Table<'c> {
     pub opener: Opener<'c>,
     /// What is open.
     pub files: &'c mut RestoredFiles,
+    /// What else the images say of files; each kind takes what is its.
+    pub(super) parts: &'c mut FileParts,
     /// Where connections wait.
     pub network: &'c mut Asleep,
     /// Whether they come back closed.
@@ -124,29 +128,33 @@ impl Table<'_> {
             opener: cx,
             files: RestoredFiles { kinds, in_flight, locks, .. },
             tcp_close,
+            parts,
             ..
         } = self;
         let (all, images) = (cx.described, cx.images);
+        let parts = std::mem::take(*parts);
         let mut files: Vec<&OpenFile> = all.values().collect();
         files.sort_by_key(|file| file.id);
         let files = OfKinds(files);
-        cx.temporary.load(images)?;
+        cx.temporary.load(parts.remaps, parts.ghosts);
         kinds.pipes.load(images, &files.all(OpenFile::pipe))?;
         kinds.fifos.load(images, &files.all(OpenFile::fifo))?;
         let root = cx.tasks.first().map(|root| &root.image);
-        kinds.inet.load(*tcp_close, images, root, &files.all(OpenFile::inet))?;
+        let streams = (images, parts.streams);
+        kinds.inet.load(*tcp_close, streams, root, &files.all(OpenFile::inet))?;
         in_flight.extend(kinds.unix.load(images, &files.all(OpenFile::unix))?);
         let packets = files.0.iter().filter_map(|file| Some((file.id, &file.packet()?.1)));
         packet::load(packets)?;
-        kinds.terminals.load(images, &files.all(OpenFile::terminal))?;
+        let ends = files.all(OpenFile::terminal);
+        kinds.terminals.load(parts.terminals, parts.inputs, &ends);
         in_flight.extend(kinds.io_urings.load(cx.tasks, all, &files.all(OpenFile::io_uring))?);
         kinds.userfaultfds.load(&files.all(OpenFile::userfaultfd))?;
         kinds.timers.load(&files.all(OpenFile::timerfd))?;
-        kinds.tuns.load(images, &files.all(OpenFile::tun))?;
-        kinds.memfds.load(images, cx.tasks, &files.all(OpenFile::memory))?;
+        kinds.tuns.load(parts.tuns);
+        kinds.memfds.load(parts.inodes, cx.tasks, &files.all(OpenFile::memory));
         kinds.pidfds.load(&files.all(OpenFile::pidfd));
         // The others have no images of their own, and refer to nothing.
-        *locks = lock::load(images, cx.tasks)?;
+        *locks = parts.locks;
         Ok(())
     }
 
@@ -189,7 +197,7 @@ impl Table<'_> {
             FileKind::Userfaultfd(faults) => kinds.userfaultfds.open(cx.tasks, faults),
             FileKind::IoUring(ring) => kinds.io_urings.open(cx.tasks, ring),
             FileKind::Timerfd(timer) => kinds.timers.open(timer),
-            FileKind::Tun(tun) => kinds.tuns.open(cx, tun),
+            FileKind::Tun(tun) => kinds.tuns.open(cx, file.id, tun),
             FileKind::Memory(memory) => self.open_memfd(memory),
             FileKind::Pidfd(pidfd) => kinds.pidfds.open(cx.tasks, pidfd),
         }
@@ -229,8 +237,8 @@ impl Table<'_> {
         // There may be watches among those.
         self.open_files(watched)?;
         let Table { opener: cx, files: RestoredFiles { kinds, .. }, .. } = self;
-        let mut watched = kinds.inotify.watched(cx.temporary, cx.images)?;
-        watched.extend(kinds.fanotify.watched(cx.temporary, cx.images)?);
+        let mut watched = kinds.inotify.watched(cx.temporary);
+        watched.extend(kinds.fanotify.watched(cx.temporary));
         self.open_files(watched)?;
         let Table { opener: cx, files: RestoredFiles { opened, sleepers, kinds, .. }, .. } = self;
         kinds.epolls.connect(cx.tasks, cx.described, opened)?;

@@ -48,7 +48,7 @@ use torpor_tracee::{Birth, Tracee};
 use self::bulk::Bulk;
 use self::files::{RestoredFiles, Table};
 use self::load::Checkpoint;
-use self::planned::Planned;
+use self::planned::{FileParts, Planned};
 pub(crate) use self::tasks::Task;
 use crate::effort::Effort;
 use crate::error::{Error, Result};
@@ -86,6 +86,8 @@ pub(crate) struct Restore<'a> {
     pub cgroups: cgroup::Groups,
     /// The open files.
     pub files: RestoredFiles,
+    /// What the images say of them besides what they are, until each kind has taken what is its.
+    parts: FileParts,
     /// Names that files have for as long as the restore lasts.
     pub temporary: Temporary,
     /// The open files of the images, by their numbers.
@@ -173,6 +175,7 @@ impl<'a> Restore<'a> {
         pid::find_firsts(&cx.tasks, &mut cx.ns);
         cx.id_maps = planned.maps;
         cx.forest = planned.forest;
+        cx.parts = planned.parts;
         cx.cgroups = cgroup::Groups::new(planned.groups);
         Ok(cx)
     }
@@ -195,6 +198,7 @@ impl<'a> Restore<'a> {
             mounts: Restored::default(),
             cgroups: cgroup::Groups::default(),
             files: RestoredFiles::default(),
+            parts: FileParts::default(),
             described,
             inventory: Inventory::default(),
             network: Asleep::default(),
@@ -244,6 +248,7 @@ impl<'a> Restore<'a> {
                 temporary: &mut self.temporary,
             },
             files: &mut self.files,
+            parts: &mut self.parts,
             network: &mut self.network,
             tcp_close: self.opts.network.tcp_close || self.inventory.tcp_close,
             profile: self.opts.birth.lsm_profile.as_deref(),
@@ -443,6 +448,7 @@ impl<'a> Restore<'a> {
         std::mem::swap(&mut self.described, &mut last.described);
         std::mem::swap(&mut self.inventory, &mut last.inventory);
         std::mem::swap(&mut self.files, &mut last.files);
+        std::mem::swap(&mut self.parts, &mut last.parts);
         std::mem::swap(&mut self.temporary, &mut last.temporary);
         std::mem::swap(&mut self.network.guardian, &mut last.network.guardian);
         self.verdict = std::mem::take(&mut last.verdict);
@@ -496,15 +502,23 @@ impl<'a> Restore<'a> {
     pub(crate) fn into_this_process(opts: &'a Options) -> Result<Self> {
         let images = opts.images()?;
         let described = OpenFile::all(&images.read_all(torpor_images::kind::FILES, 0)?)?;
-        let mut cx = Restore::of(opts, images, Vec::new(), described);
+        let mut cx = Restore::of(opts, images, Vec::new(), HashMap::new());
         let root = std::fs::File::open("/").map_err(|source| {
             let what = "open /".to_owned();
             Error::Os { what, source }
         })?;
         cx.roots.by_ns.insert(1, root.into());
         cx.roots.of_mount.insert(-1, 1);
-        cx.table().load()?;
+        cx.describe(described)?;
         Ok(cx)
+    }
+
+    /// Takes open files, and what else the images say of them.
+    pub(crate) fn describe(&mut self, described: HashMap<u32, OpenFile>) -> Result<()> {
+        self.described = described;
+        let closed = self.opts.network.tcp_close || self.inventory.tcp_close;
+        self.parts = FileParts::read(&self.images, &[], &self.described, closed)?;
+        self.table().load()
     }
 
     /// Opens the files `ids` and connects all.

@@ -1,14 +1,24 @@
 //! What a restore makes, as far as it is known before anything is made.
 //!
 //! Mounts and maps of ids are those of the plan that was judged. Namespaces and groups are read of the
-//! images by the same functions as for the plan, once; [`super::listed`] compares both.
+//! images by the same functions as for the plan, once; [`super::listed`] compares both. So is what they say of open
+//! files, but for what is in these: content is read when it is put there.
+
+use std::collections::HashMap;
 
 use torpor_images::ImageDir;
+use torpor_policy::ghost::Ghost;
 use torpor_policy::groups::{Groups, Reading};
-use torpor_policy::{GivenNamespace, Passed, ProgramFormat, Request, nested_users};
+use torpor_policy::network::Tun;
+use torpor_policy::{
+    Connection, FileKind, FileLock, FoundElsewhere, GivenNamespace, MemoryInode, OpenFile, Passed,
+    ProgramFormat, Remap, Request, TcpStream, Terminal, TerminalInput, nested_users,
+};
 
+use super::image::TaskImage;
 use super::load::Checkpoint;
 use crate::error::Result;
+use crate::file::lock::HeldLock;
 use crate::namespace::filling::Filling;
 use crate::namespace::mount::Forest;
 use crate::namespace::user::{IdMaps, NestedUser};
@@ -24,6 +34,69 @@ pub(super) struct Planned {
     pub forest: Forest,
     /// The groups; none if the caller wants them left alone.
     pub groups: Groups,
+    /// Of open files, what `files.img` does not say.
+    pub parts: FileParts,
+}
+
+/// What images say of open files besides what each is.
+#[derive(Debug, Default)]
+pub(super) struct FileParts {
+    /// By what those are found whose paths do not lead to them.
+    pub remaps: Vec<Remap>,
+    /// The ghosts among these, by their own numbers.
+    pub ghosts: HashMap<u32, Ghost>,
+    /// The terminals that there are open ends of.
+    pub terminals: Vec<Terminal>,
+    /// What waits in them.
+    pub inputs: Vec<TerminalInput>,
+    /// What files in memory are descriptions of.
+    pub inodes: Vec<MemoryInode>,
+    /// The settings of devices of programs, by the numbers of the open files.
+    pub tuns: HashMap<u32, Tun>,
+    /// Connections of TCP that go on, by the numbers of the open files.
+    pub streams: HashMap<u32, TcpStream>,
+    /// Locks, and what takes them.
+    pub locks: Vec<HeldLock>,
+}
+
+impl FileParts {
+    /// Those of these files and tasks; of connections that come back closed nothing is read.
+    ///
+    /// # Errors
+    /// Damaged images; what refers to nothing.
+    pub(super) fn read(
+        images: &ImageDir,
+        tasks: &[TaskImage],
+        files: &HashMap<u32, OpenFile>,
+        closed: bool,
+    ) -> Result<Self> {
+        let mut parts = FileParts {
+            remaps: Remap::all(images)?,
+            terminals: Terminal::all(images)?,
+            inputs: TerminalInput::all(images)?,
+            inodes: MemoryInode::all(images)?,
+            locks: HeldLock::all(FileLock::all(images)?, tasks)?,
+            ..FileParts::default()
+        };
+        for remap in &parts.remaps {
+            if let FoundElsewhere::Ghost(number) = remap.by {
+                let ghost = Ghost::read(images, number)?;
+                parts.ghosts.extend(ghost.map(|ghost| (number, ghost)));
+            }
+        }
+        for file in files.values() {
+            match &file.kind {
+                FileKind::Tun(tun) => {
+                    parts.tuns.extend(tun.settings(images)?.map(|settings| (file.id, settings)));
+                }
+                FileKind::Inet(socket) if socket.connection != Connection::None && !closed => {
+                    parts.streams.insert(file.id, TcpStream::read(images, socket)?);
+                }
+                _ => {}
+            }
+        }
+        Ok(parts)
+    }
 }
 
 impl Planned {
@@ -67,6 +140,8 @@ impl Planned {
         if forest.registered().is_some() {
             spaces.filling.formats = ProgramFormat::all(images)?;
         }
-        Ok(Planned { spaces, maps, forest, groups })
+        let closed = passed.closes_connections || checkpoint.inventory.tcp_close;
+        let parts = FileParts::read(images, &checkpoint.tasks, &checkpoint.files, closed)?;
+        Ok(Planned { spaces, maps, forest, groups, parts })
     }
 }

@@ -129,7 +129,8 @@ pub(super) fn connections(
         let socket = InetSocket::of(entry)
             .map_err(|reason| Error::Invalid { image: kind::FILES.file_name(0), reason })?;
         let Some(socket) = socket.filter(InetSocket::is_kept) else { continue };
-        let (_, received, sent) = TcpStream::read(checkpoint.images, &socket)?;
+        TcpStream::read(checkpoint.images, &socket)?;
+        let (received, sent) = TcpStream::queues(checkpoint.images, &socket)?;
         let ask = TcpStream::ask(&socket);
         ask.into_iter().for_each(|ask| all.add(kind::FILES.file_name(0), None, ask));
         let (own, peers) = (DataQueue::Received(socket.file), DataQueue::Sent(socket.file));

@@ -8,7 +8,6 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::FdFlags;
-use torpor_images::ImageDir;
 use torpor_images::proto::{
     FanotifyFileEntry, FanotifyInodeMarkEntry, FanotifyMarkEntry, FanotifyMountMarkEntry, FdTypes,
     FileEntry, MarkType,
@@ -164,17 +163,13 @@ impl FanotifyRestorer {
     }
 
     /// The files of the images that are watched.
-    ///
-    /// # Errors
-    /// If images are damaged, or contradict each other.
-    pub(crate) fn watched(&self, temporary: &Temporary, images: &ImageDir) -> Result<Vec<u32>> {
-        let mut ids = Vec::new();
-        for mark in self.made.iter().flat_map(|group| &group.marks) {
-            if let Marked::File { file, inode, .. } = mark.on {
-                ids.extend(file_of(temporary, images, file, inode)?);
-            }
-        }
-        Ok(ids)
+    pub(crate) fn watched(&self, temporary: &Temporary) -> Vec<u32> {
+        let marks = self.made.iter().flat_map(|group| &group.marks);
+        let files = marks.filter_map(|mark| match mark.on {
+            Marked::File { file, inode, .. } => file_of(temporary, file, inode),
+            Marked::Mount { .. } => None,
+        });
+        files.collect()
     }
 
     /// When all descriptions are open: what is to be watched when the tasks run.

@@ -8,7 +8,6 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init, remove_watch};
 use rustix::fs::{MemfdFlags, OFlags};
-use torpor_images::ImageDir;
 use torpor_images::proto::{FdTypes, FileEntry, InotifyFileEntry, InotifyWdEntry};
 use torpor_policy::{Inotify, InotifyWatch};
 
@@ -129,15 +128,9 @@ impl InotifyRestorer {
     }
 
     /// The files of the images that are watched.
-    ///
-    /// # Errors
-    /// If images are damaged, or contradict each other.
-    pub(crate) fn watched(&self, temporary: &Temporary, images: &ImageDir) -> Result<Vec<u32>> {
-        let mut ids = Vec::new();
-        for watch in self.made.iter().flat_map(|inotify| &inotify.watches) {
-            ids.extend(file_of(temporary, images, watch.watched, watch.inode)?);
-        }
-        Ok(ids)
+    pub(crate) fn watched(&self, temporary: &Temporary) -> Vec<u32> {
+        let watches = self.made.iter().flat_map(|inotify| &inotify.watches);
+        watches.filter_map(|watch| file_of(temporary, watch.watched, watch.inode)).collect()
     }
 
     /// When all descriptions are open: what is to be watched when the tasks run.

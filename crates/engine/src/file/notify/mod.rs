@@ -14,7 +14,6 @@ use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
-use torpor_images::ImageDir;
 use torpor_images::proto::FhEntry;
 use torpor_policy::WatchedHandle;
 
@@ -199,13 +198,8 @@ fn has_path(paths: &Paths<'_>, found: &Found) -> Result<bool> {
 }
 
 /// The file of the images that is watched, on a device, with an inode number: `id`, or a ghost.
-fn file_of(
-    temporary: &Temporary,
-    images: &ImageDir,
-    id: Option<u32>,
-    (dev, ino): (u32, u64),
-) -> Result<Option<u32>> {
-    id.map_or_else(|| temporary.with_ghost_of(images, dev, ino), |id| Ok(Some(id)))
+fn file_of(temporary: &Temporary, id: Option<u32>, (dev, ino): (u32, u64)) -> Option<u32> {
+    id.or_else(|| temporary.with_ghost_of(dev, ino))
 }
 
 /// Opens what is to be watched, on a device (as the kernel encodes it), with an inode number: the
@@ -235,7 +229,7 @@ fn find_target(
     inode: (u32, u64),
     handle: Option<&WatchedHandle>,
 ) -> Result<OwnedFd> {
-    if let Some(id) = file_of(cx.temporary, cx.images, id, inode)? {
+    if let Some(id) = file_of(cx.temporary, id, inode) {
         return duplicate(files.need(id)?);
     }
     let handle = handle.ok_or_else(|| Error::invalid("files.img", "a watch without a file"))?;

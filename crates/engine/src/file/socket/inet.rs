@@ -14,6 +14,7 @@ use torpor_images::proto::{
 use torpor_kernel::sock_diag as diag;
 use torpor_policy::{
     Connection, IcmpFilter, InetEnds, InetOptions, InetSocket, ShutDown, SocketMessage, TcpOptions,
+    TcpStream,
 };
 use torpor_sys::socket::{self, Opt};
 
@@ -407,6 +408,8 @@ pub(crate) struct InetRestorer {
     shared: HashSet<Port>,
     /// Whose sockets are of which the images do not say it: the root task's user.
     user: Option<u32>,
+    /// Connections of TCP, by socket.
+    streams: HashMap<u32, TcpStream>,
     /// What waits to be read, by socket.
     queued: HashMap<u32, Vec<SocketMessage>>,
     opened: Vec<InetSocket>,
@@ -422,10 +425,11 @@ impl InetRestorer {
     pub(crate) fn load(
         &mut self,
         close: bool,
-        images: &ImageDir,
+        (images, streams): (&ImageDir, HashMap<u32, TcpStream>),
         root: Option<&TaskImage>,
         sockets: &[&InetSocket],
     ) -> Result<()> {
+        self.streams = streams;
         let credentials = root.and_then(|root| root.credentials.first());
         let [_, effective, ..] =
             credentials.and_then(Option::as_ref).map(|of| of.users.map(Some)).unwrap_or_default();
@@ -453,7 +457,8 @@ impl InetRestorer {
         let fd = ping::make(spaces, of.file, &of.kind)?;
         self.prepare(id_maps, fd.as_fd(), of)?;
         if of.connection != Connection::None && !self.close {
-            let sleeping = tcp::open(images, of, &fd)?;
+            let stream = self.streams.get(&of.file).copied().unwrap_or_default();
+            let sleeping = tcp::open(images, stream, of, &fd)?;
             sleeping.guard(&network.guardian)?;
             network.sleeping.push(sleeping);
             return Ok(fd);

@@ -204,12 +204,17 @@ pub(crate) struct Sleeping {
 
 /// Makes the socket of a connection: bound, connected, its queues filled, in repair
 /// mode. `socket` is new, but for options that are needed before it is bound.
-pub(super) fn open(images: &ImageDir, of: &InetSocket, socket: &OwnedFd) -> Result<Sleeping> {
+pub(super) fn open(
+    images: &ImageDir,
+    stream: TcpStream,
+    of: &InetSocket,
+    socket: &OwnedFd,
+) -> Result<Sleeping> {
     let fd = socket.as_fd();
     let ends = &of.ends;
     let on_device = |address| Address::from(address).on_device(fd, ends.device.as_deref());
     let (local, remote) = (on_device(ends.local)?, on_device(ends.remote)?);
-    let (stream, received, mut queued) = TcpStream::read(images, of)?;
+    let (received, mut queued) = TcpStream::queues(images, of)?;
     set(fd, TCP_REPAIR, REPAIR_ON)?;
     // The numbers of the first bytes of the queues. Of a connection that is to be
     // established, only that of the first packet.

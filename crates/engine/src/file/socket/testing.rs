@@ -139,9 +139,8 @@ fn restore_nearly<'a>(opts: &'a Options, dir: &Path, ids: &[u32]) -> Result<Rest
     let entries = entries(dir);
     let mounts = entries.iter().filter_map(|e| e.usk.as_ref()).map(|u| (u.mnt_id(), 0));
     cx.roots.of_mount = mounts.collect();
-    cx.described = torpor_policy::OpenFile::all(&entries)?;
     cx.inventory = torpor_policy::Inventory::read(&cx.images)?;
-    cx.table().load()?;
+    cx.describe(torpor_policy::OpenFile::all(&entries)?)?;
     for id in ids.iter().chain(&cx.files.in_flight.clone()) {
         cx.table().file(*id)?;
     }

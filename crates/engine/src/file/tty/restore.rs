@@ -10,7 +10,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::process::PidfdGetfdFlags;
-use torpor_images::ImageDir;
 use torpor_policy::{FileKey, PathFile, Terminal, TerminalFile, TerminalInput, TerminalKind};
 use torpor_sys::tty;
 use torpor_tracee::syscall::{self, RemoteFd};
@@ -57,21 +56,17 @@ struct Pair {
 }
 
 impl TtyRestorer {
-    /// Reads and checks the images of this kind, before anything is made.
-    ///
-    /// # Errors
-    /// If images are damaged, or contradict each other.
-    pub(crate) fn load(&mut self, images: &ImageDir, files: &[&TerminalFile]) -> Result<()> {
-        let all = Terminal::all(images)?.into_iter();
-        self.infos = all.map(|terminal| (terminal.id, terminal)).collect();
+    /// Takes note of the terminals of the images, of what waits in them, and of their open ends.
+    pub(crate) fn load(
+        &mut self,
+        terminals: Vec<Terminal>,
+        inputs: Vec<TerminalInput>,
+        files: &[&TerminalFile],
+    ) {
+        self.infos = terminals.into_iter().map(|terminal| (terminal.id, terminal)).collect();
         self.keys = pair_up(&self.infos);
-        let inputs = TerminalInput::all(images)?.into_iter();
-        self.data = inputs.map(|input| (input.terminal, input.data)).collect();
-        for file in files {
-            self.info(file)?;
-            self.files.push(**file);
-        }
-        Ok(())
+        self.data = inputs.into_iter().map(|input| (input.terminal, input.data)).collect();
+        self.files = files.iter().copied().copied().collect();
     }
 
     /// What the images say of terminals, by their numbers.
