@@ -114,6 +114,8 @@ pub fn stored(error: Option<&str>) -> Value {
 
 /// The condition of a checkpoint whose pod runs while its memory comes: as long as that does, it is needed.
 const MEMORY_COMES: &str = "MemoryComes";
+/// A snapshot remembers no more nodes that memory of it comes to: as many as its definition lets it.
+const MOST_NODES: usize = 256;
 
 /// Whether memory of a checkpoint comes while its pod runs.
 #[must_use]
@@ -129,6 +131,26 @@ pub(crate) fn set_memory_comes(checkpoint: &mut Value, comes: bool) -> bool {
         set(checkpoint, condition_of(MEMORY_COMES, comes, reason, ""));
     }
     is_news
+}
+
+/// Whether memory of a snapshot comes to a node while pods run there that have begun with it.
+#[must_use]
+pub(crate) fn memory_comes_to(snapshot: &Value, node: &str) -> bool {
+    let all = snapshot["status"]["memoryComesTo"].as_array();
+    all.is_some_and(|all| all.iter().any(|one| one == node))
+}
+
+/// Writes down whether it does. Returns whether that is news.
+pub(crate) fn set_memory_comes_to(snapshot: &mut Value, node: &str, comes: bool) -> bool {
+    let known = snapshot["status"]["memoryComesTo"].as_array().cloned().unwrap_or_default();
+    if memory_comes_to(snapshot, node) == comes || comes && known.len() >= MOST_NODES {
+        return false;
+    }
+    let others = known.into_iter().filter(|one| one != node);
+    let all: Vec<Value> = others.chain(comes.then(|| json!(node))).collect();
+    snapshot["status"]["memoryComesTo"] = json!(all);
+    set_memory_comes(snapshot, !all.is_empty());
+    true
 }
 
 /// Sets a condition of a checkpoint.
@@ -354,6 +376,24 @@ mod tests {
             assert!(!set_memory_comes(&mut checkpoint, comes));
             assert!(memory_comes(&checkpoint) == comes && is_ready(&checkpoint));
         }
+    }
+
+    #[test]
+    fn memory_of_a_snapshot_comes_to_many_nodes() {
+        let (_, mut one) = pair();
+        let nodes = || (0..=MOST_NODES).map(|n| format!("node{n}"));
+        for (node, is_known) in nodes().zip((0..=MOST_NODES).map(|n| n < MOST_NODES)) {
+            assert_eq!(set_memory_comes_to(&mut one, &node, true), is_known);
+            assert_eq!(memory_comes_to(&one, &node), is_known);
+            assert!(!set_memory_comes_to(&mut one, &node, is_known), "it is known");
+        }
+        assert!(memory_comes(&one));
+        for node in nodes().take(MOST_NODES) {
+            assert!(memory_comes(&one));
+            assert!(set_memory_comes_to(&mut one, &node, false));
+            assert!(!memory_comes_to(&one, &node));
+        }
+        assert!(!memory_comes(&one));
     }
 
     #[test]

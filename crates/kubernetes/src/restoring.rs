@@ -26,7 +26,7 @@ pub(crate) enum Report {
         #[serde(default)]
         lazy: bool,
     },
-    /// Whether memory still comes here to the pod that runs.
+    /// Whether memory still comes here to the pod that runs, or to those that have begun with a snapshot.
     Memory {
         /// If not, it is here, or will not come.
         comes: bool,
@@ -81,11 +81,16 @@ impl Report {
                 Err("the checkpoint was taken back".into())
             }
             // Any number of pods begin with it, and its source goes on.
-            Self::Promises { .. } if is_shared(object) => Ok(false),
+            Self::Promises { lazy } if is_shared(object) => {
+                Ok(*lazy && checkpoint::set_memory_comes_to(object, node, true))
+            }
             Self::Promises { lazy } => {
                 object["status"]["restoringOn"] = json!(node);
                 checkpoint::set_memory_comes(object, *lazy);
                 Ok(true)
+            }
+            Self::Memory { comes } if is_shared(object) => {
+                Ok(checkpoint::set_memory_comes_to(object, node, *comes))
             }
             Self::Memory { .. } if object["status"]["restoringOn"] != node => {
                 Err("its pod does not begin on this node".into())

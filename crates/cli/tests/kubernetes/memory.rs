@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use crate::cluster::{COUNT, Cluster, cluster, set, template, urgency};
+use crate::cluster::{COUNT, Cluster, cluster, deployment, set, template, urgency};
 
 /// Lines of random text that a program keeps in its memory, 60 MB in all. What it holds shows when it is asked, which takes
 /// all of it.
@@ -97,6 +97,57 @@ fn a_preempted_pod_begins_before_its_memory_is_there() {
     assert_ne!(new["spec"]["nodeName"], old["spec"]["nodeName"]);
     assert_eq!(new["status"]["containerStatuses"][0]["restartCount"], 0);
     cluster.works_once(&began);
+    for node in ["node1", "node2"] {
+        cluster.sealed(node);
+    }
+}
+
+#[test]
+fn pods_start_warm_before_their_memory_is_there() {
+    let Some(cluster) = cluster("pods_start_warm_before_their_memory_is_there") else { return };
+    cluster.check(true);
+    let mut large = deployment("large", 100);
+    large["spec"]["template"] = self::large("large");
+    cluster.apply(&large);
+    let first = cluster.until("it runs", || cluster.running("large").pop());
+    let before = cluster.whole(&first);
+    cluster.check(false);
+    let node = first["spec"]["nodeName"].as_str().unwrap();
+    cluster.slow(node, Some(SLOW));
+    cluster.apply(&json!({
+        "apiVersion": "torpor.dev/v1alpha1", "kind": "PodSnapshotPolicy",
+        "metadata": { "name": "large" },
+        "spec": { "selector": { "matchLabels": { "app": "large" } }, "start": "Always" },
+    }));
+    let status = || {
+        let all = cluster.get(&["pcp", "-l", "torpor.dev/policy=large"]);
+        Some(all["items"].as_array()?.first()?["status"].clone())
+    };
+    let ready = |one: &Value| one["type"] == "Ready" && one["status"] == "True";
+    cluster.until("there is a snapshot", || {
+        status()?["conditions"].as_array()?.iter().any(ready).then_some(())
+    });
+    cluster.kubectl("admin", &["cordon", node], "").unwrap();
+    cluster.kubectl("admin", &["scale", "deployment/large", "--replicas=3"], "").unwrap();
+    let all = cluster
+        .until("all three run", || Some(cluster.running("large")).filter(|all| all.len() == 3));
+    let comes = cluster.until("the snapshot says whether its memory comes", || {
+        status()?["memoryComesTo"].as_array().cloned()
+    });
+    let news = all.iter().filter(|pod| pod["metadata"]["uid"] != first["metadata"]["uid"]);
+    let news: Vec<&Value> = news.collect();
+    assert_eq!(comes, [news[0]["spec"]["nodeName"].clone()], "they have waited for their memory");
+    cluster.check(true);
+    cluster.slow(node, None);
+    for new in news {
+        assert_ne!(new["spec"]["nodeName"], first["spec"]["nodeName"]);
+        assert_eq!(cluster.whole(new), before);
+        let new = cluster.get(&["pod", new["metadata"]["name"].as_str().unwrap()]);
+        assert_eq!(new["status"]["containerStatuses"][0]["restartCount"], 0);
+    }
+    cluster.until("all of it is there", || {
+        status()?["memoryComesTo"].as_array()?.is_empty().then_some(())
+    });
     for node in ["node1", "node2"] {
         cluster.sealed(node);
     }

@@ -9,14 +9,15 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use serde_json::{Value, json};
-use torpor_blobs::chunks::{self, Chunks, keep};
+use torpor_blobs::chunks::{self, keep};
 use torpor_blobs::cut::Cutter;
 use torpor_blobs::http::Login;
 use torpor_blobs::oci::{Manifest, sha256};
 use torpor_blobs::reference::Reference;
 use torpor_blobs::{self as blobs, Store};
 
-use super::store::{pack, size, unpack};
+use super::parts::Parts;
+use super::store::{pack, size};
 use crate::api::Api;
 use crate::error::{Context, Error, Result};
 use crate::pod::text;
@@ -120,11 +121,11 @@ impl Depot {
         matches!(self.place, Reference::Registry { .. })
     }
 
-    /// Fetches the files of a checkpoint to `dir`: as the first of `logins` that the store lets, or else as this node.
+    /// The files of a checkpoint, as one stream: as the first of `logins` sees it that the store lets, or else as this node does.
     ///
     /// # Errors
     /// If they are not in this store, or are others than its status says.
-    pub(super) fn get(&self, object: &Value, logins: &[Login], dir: &Path) -> Result<()> {
+    pub(super) fn parts(&self, object: &Value, logins: &[Login]) -> Result<Parts> {
         let location = &object["status"]["checkpointLocation"]["ociImage"];
         let place = self.place.beside(&self.name_of(object));
         let what = || place.to_string();
@@ -137,8 +138,7 @@ impl Depot {
             return Err(Error::new(format!("{place} is not what its checkpoint says")));
         }
         let manifest = Manifest::parse(&bytes).context(what)?;
-        let files = Chunks::new(&*store, &manifest.layers, 0, |_, chunk| Ok(chunk));
-        unpack(files, dir).context(what)
+        Ok(Parts::new(store, manifest.layers, place.to_string()))
     }
 
     /// The names of all checkpoints of this cluster there.

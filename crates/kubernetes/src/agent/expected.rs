@@ -46,12 +46,10 @@ impl Node {
 
     /// Whether a checkpoint is expected here, and is not here, and has room.
     fn lacks(&self, object: &Value) -> bool {
-        let (namespace, name) =
-            (text(object, "/metadata/namespace"), text(object, "/metadata/name"));
         let size = object["status"]["sizeBytes"].as_u64().unwrap_or(0);
         is_expected_on(object, &self.name)
             && !is_used(object)
-            && self.store.find(namespace, name).is_none()
+            && !self.holds(object)
             && size.saturating_mul(ROOM) <= self.room()
     }
 

@@ -13,7 +13,9 @@ use torpor_blobs::http::Login;
 use super::depot::Depot;
 use super::late::{self, Late};
 use super::node::Node;
+use super::parts::Parts;
 use super::peer::{self, Caller};
+use super::store::{unpack, unpack_early};
 use crate::checkpoint::{is_shared, is_used, objection, path};
 use crate::error::{Error, Result};
 use crate::pod::{GATED, RESTORE_FROM, annotation, is_lazy, is_name, text};
@@ -56,6 +58,11 @@ impl Arrival {
             None => Err(Error::new("the checkpoint has not come in time")),
         }
     }
+}
+
+/// Neither the node of a checkpoint nor the store has given what was asked for.
+pub(super) fn neither(node: &Error, store: &Error) -> Error {
+    Error::new(format!("not from its node: {node}; nor from the store: {store}"))
 }
 
 impl Node {
@@ -128,13 +135,22 @@ impl Node {
         arrival.map_or(Ok(()), |arrival| arrival.wait(Instant::now() + self.patience))
     }
 
+    /// Whether a checkpoint is here, all of it or what comes first. A snapshot with memory that does not come any more is not: other
+    /// pods than those that have lost it may begin with it yet.
+    pub(super) fn holds(&self, object: &Value) -> bool {
+        let (namespace, name) =
+            (text(object, "/metadata/namespace"), text(object, "/metadata/name"));
+        let dir = self.store.find(namespace, name);
+        dir.is_some_and(|dir| !is_shared(object) || !late::is_lost(&dir))
+    }
+
     /// A checkpoint that is on its way, from now on if not before; nothing if it is here.
     fn arrival(self: &Arc<Self>, object: &Value, pod: &str) -> Option<Arc<Arrival>> {
         let (namespace, name) =
             (text(object, "/metadata/namespace"), text(object, "/metadata/name"));
         let key = (namespace.to_owned(), name.to_owned());
         let mut coming = self.coming.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.store.find(namespace, name).is_some() {
+        if self.holds(object) {
             return None;
         }
         if let Some(arrival) = coming.get(&key) {
@@ -153,13 +169,13 @@ impl Node {
         Some(arrival)
     }
 
-    /// Fetches a checkpoint from its node, or else from the store. If the pod that has claimed it wants it so, its memory
-    /// comes after all else, so that the pod need not wait for that.
+    /// Fetches a checkpoint from its node, or else from the store. If the pod that begins with it wants it so, its memory
+    /// comes after all else, so that the pod need not wait for that. So does that of a snapshot which no pod here waits for yet:
+    /// the first one may want it so.
     fn fetch(self: &Arc<Self>, object: &Value, pod: &str) -> Result<()> {
         let (namespace, name) =
             (text(object, "/metadata/namespace"), text(object, "/metadata/name"));
         let began = Instant::now();
-        let is_stored = object["status"]["checkpointLocation"]["ociImage"].is_object();
         let rounds = self.rounds.of(object);
         let mut count = rounds.lock().unwrap_or_else(PoisonError::into_inner);
         // From now on nobody brings rounds into the directory: those who wait for the number hold old objects.
@@ -169,26 +185,28 @@ impl Node {
             _ => self.store.part(namespace, name)?,
         };
         let owner = if pod == NOBODY { text(object, "/status/claimedBy/name") } else { pod };
-        // Many pods begin with a snapshot: what is lost for one must not be for all.
-        let is_early = here == 0 && !is_shared(object) && self.is_lazy(object, owner);
+        let is_for_nobody = is_shared(object) && pod == NOBODY;
+        let is_early = here == 0 && (is_for_nobody || self.is_lazy(object, owner));
         let mut fetched = self.of_peer(|caller| match is_early {
             true => peer::fetch_early(caller, object, pod, &dir, self.silence()),
             false => peer::fetch(caller, object, pod, here, &dir, self.silence()),
         });
+        let mut is_of_store = false;
         if let Err(error) = &fetched
-            && let Some(depot) = self.depot.as_ref().filter(|_| is_stored)
+            && let Some(depot) = self.depot_of(object)
         {
             let dir = self.store.begin(namespace, name)?;
-            let (logins, problems) = self.logins(depot, object, pod);
-            fetched = depot.get(object, &logins, &dir).map_err(|other| {
-                let said = [format!("nor from the store: {other}")].into_iter().chain(problems);
-                let said: Vec<String> = said.collect();
-                Error::new(format!("not from its node: {error}; {}", said.join("; ")))
+            let stored = self.of_store(depot, object, pod, |parts| match is_early {
+                true => unpack_early(parts.reader(), &dir),
+                false => unpack(parts.reader(), &dir),
             });
-            self.counters.add("checkpoints_from_store_total", u64::from(fetched.is_ok()));
+            fetched = stored.map_err(|other| neither(error, &other));
+            is_of_store = fetched.is_ok();
+            self.counters.add("checkpoints_from_store_total", u64::from(is_of_store));
         }
+        let reader = if is_shared(object) { NOBODY } else { owner };
         let late =
-            fetched.and_then(|()| late::prepare(&dir, owner)).and_then(|()| Late::open(&dir));
+            fetched.and_then(|()| late::prepare(&dir, reader)).and_then(|()| Late::open(&dir));
         let late = match late {
             Ok(late) => late,
             Err(error) => {
@@ -199,7 +217,7 @@ impl Node {
         };
         self.store.complete(namespace, name)?;
         if let Some(late) = late {
-            self.supply(late, namespace, name);
+            self.supply(late, namespace, name, is_of_store);
         }
         let millis = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.counters.add("fetch_milliseconds_total", millis);
@@ -227,6 +245,30 @@ impl Node {
     /// How long another agent may say nothing: there is to be time for the store then.
     pub(super) fn silence(&self) -> Duration {
         self.patience / 3
+    }
+
+    /// The store, if a checkpoint is there.
+    pub(super) fn depot_of(&self, object: &Value) -> Option<&Depot> {
+        let is_stored = object["status"]["checkpointLocation"]["ociImage"].is_object();
+        self.depot.as_ref().filter(|_| is_stored)
+    }
+
+    /// Reads a checkpoint in the store, as `pod` may.
+    ///
+    /// # Errors
+    /// If it is not there, is another one, or cannot be read; with what is wrong with the pull Secrets of the pod.
+    pub(super) fn of_store<T>(
+        &self,
+        depot: &Depot,
+        object: &Value,
+        pod: &str,
+        read: impl FnOnce(Parts) -> Result<T>,
+    ) -> Result<T> {
+        let (logins, problems) = self.logins(depot, object, pod);
+        depot.parts(object, &logins).and_then(read).map_err(|error| {
+            let said: Vec<String> = [error.to_string()].into_iter().chain(problems).collect();
+            Error::new(said.join("; "))
+        })
     }
 
     /// Who `pod` is to the store, as its namespace has it, and what is wrong with that.

@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -77,7 +78,7 @@ pub(super) struct LateFile {
     pub len: u64,
 }
 
-/// What comes late of a checkpoint, and for which pod.
+/// What comes late of a checkpoint, and for which pod: for none, if any number of pods may begin with it.
 #[derive(Debug, Serialize, Deserialize)]
 struct LateNote {
     pod: String,
@@ -136,7 +137,8 @@ impl LateFile {
     }
 }
 
-/// Makes what comes late of the checkpoint in `dir`, as the list says that has come with the rest, for `pod`.
+/// Makes what comes late of the checkpoint in `dir`, as the list says that has come with the rest, for `pod`; for none, if any number
+/// of pods may begin with it.
 ///
 /// # Errors
 /// A list that makes no sense; no place.
@@ -197,12 +199,19 @@ pub(super) fn to_come(dir: &Path) -> u64 {
 
 /// Whether it is, and is brought.
 pub(super) fn is_awaited(dir: &Path) -> bool {
-    comes_late(dir) && !dir.join(LOGS).join(LOST).exists()
+    comes_late(dir) && !is_lost(dir)
 }
 
-/// Whether a container has begun with the checkpoint in `dir`.
-pub(super) fn has_begun(dir: &Path) -> bool {
-    fs::read_dir(dir.join(LOGS).join(BEGUN)).is_ok_and(|mut all| all.next().is_some())
+/// Whether what was to come of the checkpoint in `dir` does not.
+pub(super) fn is_lost(dir: &Path) -> bool {
+    dir.join(LOGS).join(LOST).exists()
+}
+
+/// Whether a container has begun with the checkpoint in `dir`: of any pod, or of that whose uid it is.
+pub(super) fn has_begun(dir: &Path, uid: Option<&str>) -> bool {
+    let start = uid.map_or_else(String::new, |uid| format!("{uid}."));
+    let mut all = fs::read_dir(dir.join(LOGS).join(BEGUN)).into_iter().flatten().flatten();
+    all.any(|entry| entry.file_name().as_bytes().starts_with(start.as_bytes()))
 }
 
 /// Who brings a part of a file.
@@ -308,7 +317,7 @@ fn set(pieces: &mut [Piece], run: &Range<u64>, how: Piece) {
 /// What is still to come of a checkpoint, and where the engine asks for it.
 #[derive(Debug)]
 pub(super) struct Late {
-    /// The pod that it comes for.
+    /// The pod that it comes for; none, if it comes for all that begin with a snapshot.
     pub pod: String,
     /// The files of pages.
     pub files: Vec<LatePages>,

@@ -11,6 +11,7 @@ mod identity;
 mod keys;
 mod late;
 mod node;
+mod parts;
 mod peer;
 mod probes;
 mod restore;

@@ -1,7 +1,7 @@
 //! Containers that come back.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::sleep;
@@ -13,8 +13,8 @@ use torpor_worker::tell;
 use super::late::{comes_late, is_awaited};
 use super::node::Node;
 use crate::checkpoint::{
-    self, claimed_by, is_in_progress, is_restored, is_shared, is_spent, memory_comes, objection,
-    path,
+    self, claimed_by, is_in_progress, is_restored, is_shared, is_spent, memory_comes,
+    memory_comes_to, objection, path,
 };
 use crate::error::{Error, Result};
 use crate::event::{self, Kind};
@@ -117,13 +117,32 @@ impl Node {
         }
         let identity = self.keys.identity(&self.api, &container.namespace, name, &container.pod)?;
         self.be_introduced()?;
-        let dir = self.brought(&object, &container.pod, until)?;
-        let lazy = comes_late(&dir) && is_lazy(pod);
-        if !lazy {
-            whole(&dir, until)?;
-        }
+        let (dir, lazy) = self.at_hand(pod, &object, until)?;
         self.promise(container, name, &object, lazy)?;
         Ok(Answer::Restore { dir, always, identity: Some(Hidden::new(identity)), lazy })
+    }
+
+    /// The directory of a checkpoint that `pod` continues from, and whether its memory comes while that runs.
+    ///
+    /// # Errors
+    /// If nobody who hands it out has it, or what the pod waits for does not come in time.
+    fn at_hand(
+        self: &Arc<Self>,
+        pod: &Value,
+        object: &Value,
+        until: Instant,
+    ) -> Result<(PathBuf, bool)> {
+        loop {
+            let dir = self.brought(object, text(pod, "/metadata/name"), until)?;
+            if comes_late(&dir) && is_lazy(pod) {
+                return Ok((dir, true));
+            }
+            match whole(&dir, until) {
+                // What was on its way for nobody, or for a pod that does not wait for it, comes for this one.
+                Err(_) if is_shared(object) && Instant::now() < until && !self.holds(object) => {}
+                waited => return waited.map(|()| (dir, false)),
+            }
+        }
     }
 
     /// Whether a container has begun with a checkpoint that is here, though nobody could be told.
@@ -168,31 +187,56 @@ impl Node {
     }
 
     /// Writes down that the pod begins here, so that its source does not go on, and whether memory of the checkpoint still
-    /// comes then, so that nobody removes it.
+    /// comes then, so that nobody removes it. The source of a snapshot goes on anyway.
     fn promise(&self, container: &Container, name: &str, object: &Value, lazy: bool) -> Result<()> {
-        if is_shared(object) {
+        if is_shared(object) && !lazy {
             return Ok(());
         }
         self.says_memory.fetch_or(lazy, Ordering::Relaxed);
-        self.report(container, name, &Report::Promises { lazy })
+        match self.report(container, name, &Report::Promises { lazy }) {
+            // Many nodes may say so at once. It is said again.
+            Err(error) if is_shared(object) => {
+                tell!("{}/{name}: {error}", container.namespace);
+                Ok(())
+            }
+            told => told,
+        }
     }
 
     /// Tells the controllers whether memory still comes to a pod that runs here, if its checkpoint says something else.
     pub(super) fn tell_memory(&self, object: &Value) {
         let (namespace, name) =
             (text(object, "/metadata/namespace"), text(object, "/metadata/name"));
-        if text(object, "/status/restoringOn") != self.name || claimed_by(object).is_none() {
-            return;
-        }
-        self.says_memory.fetch_or(memory_comes(object), Ordering::Relaxed);
+        let says = match is_shared(object) {
+            true => memory_comes_to(object, &self.name),
+            false if text(object, "/status/restoringOn") != self.name => return,
+            false if claimed_by(object).is_none() => return,
+            false => memory_comes(object),
+        };
+        self.says_memory.fetch_or(says, Ordering::Relaxed);
         let comes = self.store.find(namespace, name).is_some_and(|dir| is_awaited(&dir));
-        if comes == memory_comes(object) {
+        if comes == says {
             return;
         }
-        let pod = text(object, "/status/claimedBy/name");
-        let told = self.keys.report(&self.api, namespace, name, pod, &Report::Memory { comes });
+        let Some(pod) = self.speaks_for(object, comes) else { return };
+        let told = self.keys.report(&self.api, namespace, name, &pod, &Report::Memory { comes });
         if let Err(error) = told {
             tell!("{namespace}/{name}: {error}");
+        }
+    }
+
+    /// The pod in whose name it is told whether memory of a checkpoint comes here. That of a snapshot comes for nobody as long as no pod
+    /// begins with it, and whether it is over is nobody's own.
+    fn speaks_for(&self, object: &Value, comes: bool) -> Option<String> {
+        let (namespace, name) =
+            (text(object, "/metadata/namespace"), text(object, "/metadata/name"));
+        match is_shared(object) {
+            false => Some(text(object, "/status/claimedBy/name").to_owned()),
+            true if comes => {
+                let readers = self.readers(namespace, name).unwrap_or_default();
+                readers.first().map(|pod| text(pod, "/metadata/name").to_owned())
+            }
+            true => Some(String::new()),
         }
     }
 

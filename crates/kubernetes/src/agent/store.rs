@@ -1,12 +1,12 @@
 //! The checkpoints that a node has: a directory for each, in one for each namespace.
 
 use std::fs::{self, DirBuilder, DirEntry};
-use std::io::{Read, Write};
+use std::io::{Read, Seek, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::statvfs;
-use tar::{Archive, Builder, EntryType, Header};
+use tar::{Archive, Builder, Entries, Entry, EntryType, Header};
 
 use super::late::{LIST, LateFile};
 use crate::error::{Context, Error, Result};
@@ -15,6 +15,8 @@ use crate::pod::is_name;
 
 /// The end of the name of a directory that is not complete: no name has one like it.
 const PART: &str = "+part";
+/// What errors call a checkpoint that comes here.
+const STREAM: &str = "a checkpoint from another node";
 
 /// The checkpoints of a node.
 #[derive(Debug)]
@@ -259,26 +261,75 @@ fn append(
 /// # Errors
 /// What holds anything else, or leads out of the directory; no place.
 pub(super) fn unpack(from: impl Read, dir: &Path) -> Result<()> {
-    let what = || "a checkpoint from another node";
     let mut archive = Archive::new(from);
+    unpack_each(archive.entries().context(|| STREAM)?, dir, |_| Ok(false))
+}
+
+/// The same without the files of pages, and makes a list of what is lacking, as it is in what [`pack_early`] has written. What is
+/// left out is not read.
+///
+/// # Errors
+/// As [`unpack`], and if the list cannot be written.
+pub(super) fn unpack_early(from: impl Read + Seek, dir: &Path) -> Result<()> {
+    let (mut archive, mut pages) = (Archive::new(from), Vec::new());
+    unpack_each(archive.entries_with_seek().context(|| STREAM)?, dir, |entry| {
+        let file = pages_of(entry)?;
+        pages.extend(file.clone());
+        Ok(file.is_some())
+    })?;
+    let list = serde_json::to_vec(&pages).context(|| LIST)?;
+    fs::write(dir.join(LIST), list).context(|| LIST)
+}
+
+/// The files of pages in what [`pack`] has written, and where each begins in it. They are not read.
+///
+/// # Errors
+/// If it cannot be read, or is something else.
+pub(super) fn pages_in(from: impl Read + Seek) -> Result<Vec<(LateFile, u64)>> {
+    let (mut archive, mut pages) = (Archive::new(from), Vec::new());
+    for entry in archive.entries_with_seek().context(|| STREAM)? {
+        let entry = entry.context(|| STREAM)?;
+        let file = pages_of(&entry)?;
+        pages.extend(file.map(|file| (file, entry.raw_file_position())));
+    }
+    Ok(pages)
+}
+
+/// The file of pages that is next, if it is one.
+fn pages_of<R: Read>(entry: &Entry<'_, R>) -> Result<Option<LateFile>> {
+    let path = entry.path().context(|| STREAM)?;
+    let is_file = entry.header().entry_type() == EntryType::Regular;
+    Ok(LateFile::at(&path, entry.size()).filter(|_| is_file))
+}
+
+/// Unpacks what is not left out.
+fn unpack_each<R: Read>(
+    entries: Entries<'_, R>,
+    dir: &Path,
+    mut is_left_out: impl FnMut(&Entry<'_, R>) -> Result<bool>,
+) -> Result<()> {
+    let what = || STREAM;
     let mut complete = false;
-    for entry in archive.entries().context(what)? {
+    for entry in entries {
         let mut entry = entry.context(what)?;
         complete = true;
+        if is_left_out(&entry)? {
+            continue;
+        }
         if !matches!(entry.header().entry_type(), EntryType::Regular | EntryType::Directory) {
             let path = entry.path().map(|p| p.display().to_string()).unwrap_or_default();
-            return Err(Error::new(format!("{}: {path} is no plain file", what())));
+            return Err(Error::new(format!("{STREAM}: {path} is no plain file")));
         }
         if is_of_logs(&entry.path().context(what)?) {
-            return Err(Error::new(format!("{} has logs of its own", what())));
+            return Err(Error::new(format!("{STREAM} has logs of its own")));
         }
         if !entry.unpack_in(dir).context(what)? {
-            return Err(Error::new(format!("{} leads out of its directory", what())));
+            return Err(Error::new(format!("{STREAM} leads out of its directory")));
         }
     }
     match complete {
         true => Ok(()),
-        false => Err(Error::new(format!("{} is empty", what()))),
+        false => Err(Error::new(format!("{STREAM} is empty"))),
     }
 }
 
@@ -290,6 +341,7 @@ fn is_of_logs(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Cursor;
     use std::os::unix::fs::symlink;
 
     use super::*;
@@ -401,6 +453,21 @@ mod tests {
             assert_eq!(rounds, [None, Some(1)][..1 + usize::from(late_rounds)]);
             assert!(list.iter().all(|file| (file.id, file.len) == (1, 5)));
         }
+        // Where any part of a whole one can be read, the same is left out.
+        let other = place.path().join("other");
+        fs::create_dir(&other).unwrap();
+        let mut bytes = Vec::new();
+        pack(&dir, 0, &mut bytes).unwrap();
+        unpack_early(Cursor::new(&bytes), &other).unwrap();
+        assert!(others.iter().all(|name| other.join(name).exists()));
+        assert!(!memory.iter().any(|name| other.join(name).exists()));
+        let list: Vec<LateFile> =
+            serde_json::from_slice(&fs::read(other.join(LIST)).unwrap()).unwrap();
+        let pages = pages_in(Cursor::new(&bytes)).unwrap();
+        assert!(list.len() == 2 && list.iter().eq(pages.iter().map(|(file, _)| file)));
+        for (_, begin) in pages {
+            assert_eq!(&bytes[usize::try_from(begin).unwrap()..][..5], b"12345");
+        }
     }
 
     #[test]
@@ -442,6 +509,7 @@ mod tests {
             Vec::new(),
         ] {
             assert!(unpack(bytes.as_slice(), place.path()).is_err());
+            assert!(unpack_early(Cursor::new(bytes), place.path()).is_err());
         }
         assert!(fs::read_dir(place.path()).unwrap().next().is_none());
     }

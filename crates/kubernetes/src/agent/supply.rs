@@ -1,10 +1,12 @@
 //! Who brings the memory that comes while its pod runs ([`super::late`]): from the agent of the node that has made the
-//! checkpoint, which gives it to the node of the pod alone.
+//! checkpoint, which gives it to the node of the pod alone, or from the store. That of a snapshot comes once for all pods here that begin
+//! with it meanwhile.
 
 use std::io::ErrorKind::{InvalidInput, WouldBlock};
 use std::io::{self, Write};
 use std::ops::Range;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, sleep};
@@ -18,13 +20,15 @@ use torpor_queue::http::{Body, Request, Response};
 use torpor_snapshot::feed;
 use torpor_worker::tell;
 
+use super::fetch::neither;
 use super::late::{Late, LateFile, LateImages, comes_late, has_begun};
 use super::node::Node;
+use super::parts::StoredPages;
 use super::peer::{Caller, PeerLine};
 use crate::checkpoint::path;
 use crate::error::{Error, Result};
 use crate::event::{self, Kind};
-use crate::pod::text;
+use crate::pod::{RESTORE_FROM, annotation, text};
 
 /// How often a node is asked again that does not answer.
 const STEP: Duration = Duration::from_millis(200);
@@ -32,8 +36,14 @@ const STEP: Duration = Duration::from_millis(200);
 const GLANCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
 impl Node {
-    /// Brings what is still to come of a checkpoint that is here, in threads of its own.
-    pub(super) fn supply(self: &Arc<Self>, late: Late, namespace: &str, name: &str) {
+    /// Brings what is still to come of a checkpoint that is here, in threads of its own; from the store first, if that had what has come.
+    pub(super) fn supply(
+        self: &Arc<Self>,
+        late: Late,
+        namespace: &str,
+        name: &str,
+        is_of_store: bool,
+    ) {
         let (node, namespace, name) = (Arc::clone(self), namespace.to_owned(), name.to_owned());
         thread::spawn(move || {
             let supply = Supply {
@@ -42,6 +52,8 @@ impl Node {
                 name: &name,
                 late: &late,
                 line: Mutex::default(),
+                stored: Mutex::default(),
+                is_of_store: AtomicBool::new(is_of_store),
                 is_over: AtomicBool::new(false),
                 is_lost: AtomicBool::new(false),
             };
@@ -60,10 +72,24 @@ impl Node {
             let Some(dir) = self.store.find(&namespace, &name) else { continue };
             match Late::open(&dir) {
                 Ok(None) => {}
-                Ok(Some(late)) => self.supply(late, &namespace, &name),
+                Ok(Some(late)) => self.supply(late, &namespace, &name, false),
                 Err(error) => tell!("{namespace}/{name}: {error}"),
             }
         }
+    }
+
+    /// The pods on this node that begin, or have begun, with a snapshot.
+    ///
+    /// # Errors
+    /// If the API server does not answer.
+    pub(super) fn readers(&self, namespace: &str, name: &str) -> Result<Vec<Value>> {
+        let mut pods = self.api.list(&self.pods_here())?;
+        pods.retain(|pod| {
+            text(pod, "/spec/nodeName") == self.name
+                && text(pod, "/metadata/namespace") == namespace
+                && annotation(pod, RESTORE_FROM) == Some(name)
+        });
+        Ok(pods)
     }
 
     /// Hands out a part of a file of pages of a checkpoint that is here.
@@ -94,6 +120,22 @@ struct PodLine {
     pod: String,
 }
 
+/// Asks what is `kept`, which is made if it is not there, and forgotten if it fails.
+fn ask_kept<T, R>(
+    kept: &Mutex<Option<Arc<T>>>,
+    make: impl FnOnce() -> Result<T>,
+    ask: impl FnOnce(&T) -> Result<R>,
+) -> Result<R> {
+    let known = kept.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let one = match known {
+        Some(one) => one,
+        None => Arc::new(make()?),
+    };
+    let answer = ask(&one);
+    *kept.lock().unwrap_or_else(PoisonError::into_inner) = answer.is_ok().then_some(one);
+    answer
+}
+
 /// Who brings the memory of a checkpoint.
 struct Supply<'n> {
     node: &'n Node,
@@ -102,6 +144,10 @@ struct Supply<'n> {
     late: &'n Late,
     /// The connections to the node that has it, as long as they are good.
     line: Mutex<Option<Arc<PodLine>>>,
+    /// The checkpoint in the store, as long as that answers.
+    stored: Mutex<Option<Arc<StoredPages>>>,
+    /// Whether the store is asked before the node, which has not answered.
+    is_of_store: AtomicBool,
     /// Whether all is here, or will not come.
     is_over: AtomicBool,
     /// Whether it will not come.
@@ -173,11 +219,11 @@ impl Supply<'_> {
         self.is_lost.load(Ordering::Relaxed)
     }
 
-    /// A part of a file, from the node that has it, which may be away for a moment.
+    /// A part of a file, from whoever has it, who may be away for a moment.
     fn bring(&self, of: &LateFile, part: &Range<u64>) -> Result<Vec<u8>> {
         let until = Instant::now() + self.node.silence();
         loop {
-            match self.node.of_peer(|caller| self.ask(caller, of, part)) {
+            match self.bring_once(of, part) {
                 // It was removed there.
                 Err(error @ Error::Refused { status: 404, .. }) => return Err(error),
                 Err(_) if Instant::now() < until && !self.is_lost() => sleep(STEP),
@@ -186,12 +232,42 @@ impl Supply<'_> {
         }
     }
 
+    /// A part of a file from the node that has it; if that does not give it, from the store, which is asked first then.
+    fn bring_once(&self, of: &LateFile, part: &Range<u64>) -> Result<Vec<u8>> {
+        let of_node = || self.node.of_peer(|caller| self.ask(caller, of, part));
+        let of_store = || ask_kept(&self.stored, || self.open(), |stored| stored.read(of, part));
+        if self.is_of_store.load(Ordering::Relaxed) {
+            return of_store().or_else(|other| of_node().map_err(|error| neither(&error, &other)));
+        }
+        match of_node() {
+            Err(error) if self.is_stored() => {
+                let brought = of_store().map_err(|other| neither(&error, &other));
+                self.is_of_store.store(brought.is_ok(), Ordering::Relaxed);
+                brought
+            }
+            brought => brought,
+        }
+    }
+
+    /// Whether the checkpoint is in the store, as far as anybody says.
+    fn is_stored(&self) -> bool {
+        self.object().is_ok_and(|object| self.node.depot_of(&object).is_some())
+    }
+
+    /// The checkpoint in the store.
+    fn open(&self) -> Result<StoredPages> {
+        let object = self.object()?;
+        let depot = self.node.depot_of(&object);
+        let depot = depot.ok_or_else(|| Error::new("it is not in the store"))?;
+        self.node.of_store(depot, &object, &self.pod(&object)?, StoredPages::of)
+    }
+
     fn ask(&self, caller: &Caller<'_>, of: &LateFile, part: &Range<u64>) -> Result<Vec<u8>> {
-        let known = self.line.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let line = match known {
-            Some(line) => line,
-            None => Arc::new(self.connect(caller)?),
-        };
+        // It may have another address by now, or another certificate, and so may this one; or another pod has claimed it.
+        ask_kept(&self.line, || self.connect(caller), |line| self.ask_over(line, of, part))
+    }
+
+    fn ask_over(&self, line: &PodLine, of: &LateFile, part: &Range<u64>) -> Result<Vec<u8>> {
         let (namespace, name, pod) = (self.namespace, self.name, &line.pod);
         let LateFile { images: LateImages { container, round }, id, .. } = of;
         let len = part.end - part.start;
@@ -200,17 +276,13 @@ impl Supply<'_> {
             "pages/{namespace}/{name}/{container}/{id}?pod={pod}&from={}&len={len}{round}",
             part.start
         );
-        let brought = line.peer.bytes(&path, len);
-        // It may have another address by now, or another certificate, and so may this one; or another pod has claimed it.
-        let good = brought.is_ok().then_some(line);
-        *self.line.lock().unwrap_or_else(PoisonError::into_inner) = good;
-        brought
+        line.peer.bytes(&path, len)
     }
 
     fn connect(&self, caller: &Caller<'_>) -> Result<PodLine> {
         let object = self.object()?;
         let peer = PeerLine::to(caller, &object, self.node.silence())?;
-        Ok(PodLine { peer, pod: self.pod(&object) })
+        Ok(PodLine { peer, pod: self.pod(&object)? })
     }
 
     fn object(&self) -> Result<Value> {
@@ -219,32 +291,51 @@ impl Supply<'_> {
     }
 
     /// The pod that the memory is for by now: the one that it began to come for may have gone before it had begun, and another
-    /// one has claimed the checkpoint since.
-    fn pod(&self, object: &Value) -> String {
-        match text(object, "/status/claimedBy/name") {
+    /// one has claimed the checkpoint since. Of a snapshot any that begins with it here; none if there is none yet.
+    fn pod(&self, object: &Value) -> Result<String> {
+        let pod = match text(object, "/status/claimedBy/name") {
+            "" if self.is_for_all() => {
+                let readers = self.node.readers(self.namespace, self.name)?;
+                readers.first().map_or("", |pod| text(pod, "/metadata/name")).to_owned()
+            }
             "" => self.late.pod.clone(),
             pod => pod.to_owned(),
-        }
+        };
+        Ok(pod)
+    }
+
+    /// Whether any number of pods may begin with it.
+    fn is_for_all(&self) -> bool {
+        self.late.pod.is_empty()
     }
 
     /// The rest does not come. If no container has begun yet, it is as if nothing had come; else the engine ends their tasks,
-    /// which is told of the pod.
+    /// which is told of the pod. A snapshot stays until it comes anew: pods may be about to begin with it.
     fn give_up(&self, error: &Error) {
         let Some(dir) = self.node.store.find(self.namespace, self.name) else { return };
-        if !has_begun(&dir) {
+        if !self.is_for_all() && !has_begun(&dir, None) {
             if let Err(error) = self.node.store.remove(self.namespace, self.name) {
                 tell!("{}/{}: {error}", self.namespace, self.name);
             }
             return;
         }
         self.late.leave(&dir);
-        let pod = self.pod(&self.object().unwrap_or_default());
-        let place = format!("/api/v1/namespaces/{}/pods/{pod}", self.namespace);
-        if let Ok(Some(pod)) = self.node.api.get(&place) {
-            let text =
-                format!("the rest of its memory has not come, and its tasks are ended: {error}");
+        let text = format!("the rest of its memory has not come, and its tasks are ended: {error}");
+        for pod in self.losers(&dir).unwrap_or_default() {
             event::tell(&self.node.api, Kind::ColdPod, &pod, "MemoryLost", &text);
         }
+    }
+
+    /// The pods that have begun with the checkpoint in `dir`, as far as they are there.
+    fn losers(&self, dir: &Path) -> Result<Vec<Value>> {
+        if self.is_for_all() {
+            let mut readers = self.node.readers(self.namespace, self.name)?;
+            readers.retain(|pod| has_begun(dir, Some(text(pod, "/metadata/uid"))));
+            return Ok(readers);
+        }
+        let pod = self.pod(&self.object().unwrap_or_default())?;
+        let place = format!("/api/v1/namespaces/{}/pods/{pod}", self.namespace);
+        Ok(self.node.api.get(&place)?.into_iter().collect())
     }
 }
 

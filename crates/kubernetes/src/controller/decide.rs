@@ -10,11 +10,12 @@ use super::turns::Places;
 use super::{migrate, policy, turns};
 use crate::checkpoint::{
     NODE_LABEL, begun_with, claimed_by, ends_its_pod, gives_way, is_in_progress, is_ordered,
-    is_ready, is_sealed, is_shared, is_used, lost_work, memory_comes, replica,
+    is_ready, is_sealed, is_shared, is_used, lost_work, memory_comes, memory_comes_to, replica,
 };
 use crate::disruption::{Fate, fate, job_of};
 use crate::pod::{
-    MIGRATION, RESTORE_REQUEST, Replica, annotation, is_gated, is_ours, template_hash, text,
+    MIGRATION, RESTORE_FROM, RESTORE_REQUEST, Replica, annotation, is_gated, is_ours,
+    template_hash, text,
 };
 use crate::time;
 
@@ -399,13 +400,28 @@ fn of_checkpoint(one: &Value, pods: &[Value], limits: Limits, now: i64) -> Optio
 /// Whether a checkpoint has lived as long as its maker wanted, and no pod is about to begin with it, or waits for memory.
 fn is_expired(one: &Value, pods: &[Value], now: i64) -> bool {
     let limit = one["spec"]["timeToLiveSeconds"].as_i64();
-    let is_free = claimed_by(one).is_none() || is_used(one) && !is_being_fetched(one, pods);
-    is_free && !is_in_progress(one) && limit.is_some_and(|limit| age(one, now) >= limit)
+    let is_free = claimed_by(one).is_none() || is_used(one);
+    is_free
+        && !is_being_fetched(one, pods)
+        && !is_in_progress(one)
+        && limit.is_some_and(|limit| age(one, now) >= limit)
 }
 
-/// Whether the pod that a checkpoint is for runs while its memory comes, however long that takes.
-fn is_being_fetched(one: &Value, pods: &[Value]) -> bool {
-    memory_comes(one) && claimed_by(one).is_some_and(|uid| is_there(uid, pods))
+/// Whether the pod that a checkpoint is for runs while its memory comes, however long that takes; of a snapshot, a pod on a node that
+/// it comes to.
+pub(super) fn is_being_fetched(one: &Value, pods: &[Value]) -> bool {
+    let begins_with = |pod: &&Value| {
+        annotation(pod, RESTORE_FROM) == one["metadata"]["name"].as_str()
+            && pod["metadata"]["namespace"] == one["metadata"]["namespace"]
+    };
+    memory_comes(one)
+        && match is_shared(one) {
+            true => {
+                let mut readers = pods.iter().filter(begins_with);
+                readers.any(|pod| memory_comes_to(one, text(pod, "/spec/nodeName")))
+            }
+            false => claimed_by(one).is_some_and(|uid| is_there(uid, pods)),
+        }
 }
 
 /// Whether nobody completes a checkpoint any more: its pod is gone, and its time is over.

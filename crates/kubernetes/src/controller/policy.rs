@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use serde_json::{Value, json};
 
-use super::decide::{Action, age, is_leaving};
+use super::decide::{Action, age, is_being_fetched, is_leaving};
 use super::placement::holds;
 use crate::checkpoint::{self, is_in_progress, is_ready, is_sealed, is_shared};
 use crate::pod::{condition, is_gated, is_ours, template_hash, text};
@@ -111,7 +111,7 @@ pub(super) fn decide(
         }
     }
     for policy in policies {
-        actions.extend(excess(policy, checkpoints, now));
+        actions.extend(excess(policy, pods, checkpoints, now));
     }
     actions
 }
@@ -152,7 +152,8 @@ fn order(policy: &Value, pod: &Value) -> Value {
     object
 }
 
-fn excess(policy: &Value, checkpoints: &[Value], now: i64) -> Vec<Action> {
+/// The snapshots of a policy that are more than it keeps, but for those whose memory comes to pods that run already.
+fn excess(policy: &Value, pods: &[Value], checkpoints: &[Value], now: i64) -> Vec<Action> {
     let retention = &policy["spec"]["retention"];
     let count = retention["count"].as_u64().unwrap_or(COUNT);
     let bytes = retention["bytes"].as_u64().unwrap_or(u64::MAX);
@@ -172,7 +173,7 @@ fn excess(policy: &Value, checkpoints: &[Value], now: i64) -> Vec<Action> {
         if kept < count && size.saturating_add(more) <= bytes && age(one, now) <= oldest {
             kept += 1;
             size += more;
-        } else {
+        } else if !is_being_fetched(one, pods) {
             actions.push(Action::Remove { checkpoint: one.clone() });
         }
     }
@@ -183,6 +184,7 @@ fn excess(policy: &Value, checkpoints: &[Value], now: i64) -> Vec<Action> {
 mod tests {
     use super::*;
     use crate::checkpoint::{begun, ready};
+    use crate::pod::RESTORE_FROM;
     use crate::time;
 
     const NOW: &str = "2026-01-01T00:10:00Z";
@@ -276,6 +278,31 @@ mod tests {
         assert_eq!(removed(json!({ "count": 9, "bytes": 300 })), ["s1"]);
         assert_eq!(removed(json!({ "count": 9, "ageSeconds": 597 })), ["s2", "s1"]);
         assert_eq!(removed(Value::Null), ["s3", "s2", "s1"]);
+    }
+
+    #[test]
+    fn what_comes_to_pods_that_run_already_is_kept() {
+        let mut old = taken(&pod("i"), 1, 100);
+        let new = taken(&pod("i"), 2, 100);
+        checkpoint::set_memory_comes_to(&mut old, "n2", true);
+        let begun = |node: &str, from: &str| {
+            let mut pod = pod("j");
+            pod["spec"]["nodeName"] = json!(node);
+            pod["metadata"]["annotations"] = json!({ RESTORE_FROM: from });
+            pod["status"] = Value::Null;
+            pod
+        };
+        let removed = |pods: &[Value]| {
+            let all = [old.clone(), new.clone()];
+            decided(&policy("IfPresent", Value::Null), pods, &all).len()
+        };
+        assert_eq!(removed(&[begun("n2", "s1")]), 0);
+        for other in [begun("n1", "s1"), begun("n2", "s2")] {
+            assert_eq!(removed(&[other]), 1);
+        }
+        let mut foreign = begun("n2", "s1");
+        foreign["metadata"]["namespace"] = json!("b");
+        assert_eq!(removed(&[foreign]), 1);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::keys::{ATTEMPTS, Refusal, forbidden};
 use crate::api::Api;
-use crate::checkpoint::{claimed_by, path};
+use crate::checkpoint::{claimed_by, memory_comes_to, path};
 use crate::peer;
 use crate::pod::{is_name, text};
 use crate::restoring::{RESTORES, Report};
@@ -62,8 +62,11 @@ pub(super) fn note(
 }
 
 /// Whether the pod that has begun on `node`, as it had promised, is gone by now, or another one of its name is there: what
-/// became of it is true all the same.
+/// became of it is true all the same. No pod has to be there any more where the memory of a snapshot comes no more.
 fn is_gone(pod: &Value, report: &Report, object: &Value, node: &str) -> bool {
+    if *report == (Report::Memory { comes: false }) && memory_comes_to(object, node) {
+        return true;
+    }
     matches!(report, Report::Began { .. } | Report::Memory { .. })
         && object["status"]["restoringOn"] == node
         && claimed_by(object).is_some_and(|uid| text(pod, "/metadata/uid") != uid)
@@ -169,6 +172,34 @@ mod tests {
         server.put(POD, next);
         tells(&says(false)).unwrap();
         assert!(!memory_comes(&status(&server)));
+    }
+
+    #[test]
+    fn a_snapshot_says_which_nodes_its_memory_comes_to() {
+        let server = scene();
+        let mut complete = status(&server);
+        complete["spec"]["sharing"] = json!("Shared");
+        complete["status"]["claimedBy"] = Value::Null;
+        checkpoint::set(&mut complete, ready(true, "CheckpointCompleted", ""));
+        server.put(&path("a", "c"), complete.clone());
+        let tells = |pod: &str, report: &Report| told(&server, "desk:node2", pod, report);
+        let says = |comes: bool| Report::Memory { comes };
+        tells("web-0", &PROMISE).unwrap();
+        assert_eq!(status(&server)["status"], complete["status"], "it does not");
+        tells("", &says(true)).unwrap_err();
+        tells("web-0", &Report::Promises { lazy: true }).unwrap();
+        assert_eq!(status(&server)["status"]["memoryComesTo"], json!(["node2"]));
+        // Another pod of the node begins later, when all is there.
+        tells("web-0", &PROMISE).unwrap();
+        assert!(memory_comes(&status(&server)));
+        for (token, pod) in [("desk:node3", "web-0"), ("desk:node3", ""), ("peer:node2", "")] {
+            told(&server, token, pod, &says(false)).unwrap_err();
+        }
+        server.api("controller").delete(POD).unwrap();
+        tells("", &says(false)).unwrap();
+        assert_eq!(status(&server)["status"]["memoryComesTo"], json!([]));
+        assert!(!memory_comes(&status(&server)));
+        tells("", &says(false)).unwrap_err();
     }
 
     #[test]

@@ -8,13 +8,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use torpor_images::ImageDir;
 use torpor_images::feed::{Feed, RETURNS, SOCKET};
 
-use super::super::late::comes_late;
+use super::super::late::{LateFile, comes_late};
+use super::super::parts::StoredPages;
 use super::*;
 use crate::message::begun;
 use crate::peer::FOR_AGENTS;
 use crate::pod::RESTORE_MEMORY;
 
 const PAGES: &str = "containers/main/pages-1.img";
+const SECOND: &str = "/api/v1/namespaces/a/pods/web-1";
 /// Some pieces, and a part of one.
 const LEN: usize = (5 << 18) + 4096;
 
@@ -57,11 +59,75 @@ impl Scene {
         scene
     }
 
+    /// The same with a snapshot, and a second pod on node2 that begins with it.
+    fn shared() -> Self {
+        let scene = Self::new();
+        scene.change(|object| {
+            object["spec"]["sharing"] = json!("Shared");
+            object["status"]["claimedBy"] = Value::Null;
+        });
+        let mut second = scene.server.get(POD).unwrap();
+        second["metadata"]["name"] = json!("web-1");
+        second["metadata"]["uid"] = json!("second");
+        scene.server.put(SECOND, second);
+        scene
+    }
+
+    /// One with a snapshot of much memory, which is in the store of all nodes as well.
+    fn stored() -> Self {
+        let mut scene = Self::shared();
+        let dir = scene.nodes[0].store.find("a", &scene.name).unwrap();
+        fs::write(dir.join(PAGES), much()).unwrap();
+        let store = format!("dir:{}", scene.place.path().join("store").display());
+        let patient = |node: &mut Node| node.patience = 10 * LONG;
+        let again = |name: &str| agent_with(&scene.server, name, &scene.place, &store, patient);
+        again("node1").sweep().unwrap();
+        scene.nodes[1] = again("node2");
+        assert!(scene.object()["status"]["checkpointLocation"]["ociImage"].is_object());
+        scene
+    }
+
+    fn object(&self) -> Value {
+        self.server.get(&path("a", &self.name)).unwrap()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Value)) {
+        let mut object = self.object();
+        change(&mut object);
+        self.server.put(&path("a", &self.name), object);
+    }
+
     /// The directory of the checkpoint on node2, and whether its memory comes while the pod runs.
     fn created(&self) -> (PathBuf, bool) {
-        let answer = self.nodes[1].answer(&Ask::Create { container: container("new") }).unwrap();
+        self.created_for(container("new"))
+    }
+
+    fn created_for(&self, container: Container) -> (PathBuf, bool) {
+        let answer = self.nodes[1].answer(&Ask::Create { container }).unwrap();
         let Answer::Restore { dir, lazy, .. } = answer else { panic!("{answer:?}") };
         (dir, lazy)
+    }
+
+    /// A chunk in the store that holds nothing but pages.
+    fn chunk_of_pages(&self) -> PathBuf {
+        let all = fs::read_dir(self.place.path().join("store/blobs/sha256")).unwrap();
+        let much = much();
+        let mut all = all.map(|entry| entry.unwrap().path());
+        let is_it = |path: &PathBuf| {
+            let bytes = fs::read(path).unwrap();
+            let Some(start) = bytes.first_chunk::<64>() else { return false };
+            let is_there = |at: &usize| much[*at] == start[0] && much[*at..].starts_with(start);
+            let at = (0..much.len()).find(is_there);
+            at.is_some_and(|at| much[at..].starts_with(&bytes))
+        };
+        all.find(is_it).unwrap()
+    }
+
+    /// The pods that are told of lost memory.
+    fn lost(&self) -> Vec<String> {
+        let mut all = self.server.api("events").list("/api/v1/namespaces/a/events").unwrap();
+        all.retain(|event| event["reason"] == "MemoryLost");
+        all.iter().map(|event| text(event, "/involvedObject/uid").to_owned()).collect()
     }
 
     /// Whether the checkpoint says that its memory comes, after node2 has looked.
@@ -69,6 +135,24 @@ impl Scene {
         self.nodes[1].sweep().unwrap();
         checkpoint::memory_comes(&self.server.get(&path("a", &self.name)).unwrap())
     }
+}
+
+/// The second pod's container.
+fn second() -> Container {
+    Container { pod: "web-1".into(), ..container("second") }
+}
+
+/// Has a pod wait for all memory.
+fn begins_with_all(scene: &Scene, place: &str) {
+    let mut pod = scene.server.get(place).unwrap();
+    pod["metadata"]["annotations"][RESTORE_MEMORY] = Value::Null;
+    scene.server.put(place, pod);
+}
+
+/// More than two chunks of a store, no two parts of it alike.
+fn much() -> Vec<u8> {
+    let numbers = (0..9_u64 << 17).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (n << 40));
+    numbers.flat_map(u64::to_le_bytes).collect()
 }
 
 fn feed(dir: &Path) -> Feed {
@@ -225,15 +309,148 @@ fn a_pod_that_does_not_want_to_begin_before_waits_though_another_does() {
 }
 
 #[test]
-fn the_memory_of_snapshots_comes_before_pods_begin() {
-    let scene = Scene::new();
-    let mut object = scene.server.get(&path("a", &scene.name)).unwrap();
-    object["spec"]["sharing"] = json!("Shared");
-    object["status"]["claimedBy"] = Value::Null;
-    scene.server.put(&path("a", &scene.name), object);
+fn the_memory_of_a_snapshot_comes_once_while_its_pods_run() {
+    let scene = Scene::shared();
+    let shut = scene.gate.lock().unwrap();
+    let [first, other] = [container("new"), second()].map(|one| scene.created_for(one));
+    assert!(first.1 && other.1, "one has waited");
+    let (dir, _) = first;
+    assert_eq!(other.0, dir);
+    let object = scene.object();
+    assert!(checkpoint::memory_comes(&object) && checkpoint::memory_comes_to(&object, "node2"));
+    // It goes on coming when the pod is gone that it began to come for.
+    scene.server.api("controller").delete(POD).unwrap();
+    drop(shut);
+    until("all is there", || !comes_late(&dir));
+    assert_eq!(fs::read(dir.join(PAGES)).unwrap(), content());
+    assert!(!scene.says_memory());
+    assert!(!checkpoint::memory_comes_to(&scene.object(), "node2"));
+    assert!(!scene.created_for(second()).1, "it is as any other by then");
+}
+
+#[test]
+fn the_memory_of_a_snapshot_comes_before_pods_that_do_not_say_otherwise() {
+    let scene = Scene::shared();
+    begins_with_all(&scene, POD);
     let (dir, lazy) = scene.created();
     assert!(!lazy && !comes_late(&dir));
     assert_eq!(fs::read(dir.join(PAGES)).unwrap(), content());
+    assert!(scene.object()["status"]["memoryComesTo"].is_null());
+}
+
+#[test]
+fn pods_do_not_wait_for_a_snapshot_that_is_on_its_way_for_nobody() {
+    let scene = Scene::shared();
+    let node2 = &scene.nodes[1];
+    scene.change(|object| object["status"]["expectedOn"] = json!(["node2"]));
+    let pod = scene.server.get(POD).unwrap();
+    for pod in [POD, SECOND] {
+        scene.server.api("controller").delete(pod).unwrap();
+    }
+    let shut = scene.gate.lock().unwrap();
+    node2.foresee().unwrap();
+    let dir = node2.store.find("a", &scene.name).unwrap();
+    assert!(comes_late(&dir) && !scene.says_memory(), "nobody needs it yet");
+    scene.server.put(POD, pod);
+    assert!(scene.created().1, "it has waited");
+    assert!(scene.says_memory());
+    scene.server.api("controller").delete(POD).unwrap();
+    drop(shut);
+    until("all is there", || !comes_late(&dir));
+    assert_eq!(fs::read(dir.join(PAGES)).unwrap(), content());
+    // There is no pod in whose name that could be told.
+    assert!(!scene.says_memory());
+}
+
+#[test]
+fn a_snapshot_whose_memory_was_lost_comes_anew() {
+    let scene = Scene::shared();
+    let shut = scene.gate.lock().unwrap();
+    let (dir, _) = scene.created();
+    let file = begun(&dir, &container("new"));
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(file, "").unwrap();
+    // Its node does not have it for a while.
+    let there = scene.nodes[0].store.find("a", &scene.name).unwrap();
+    let away = scene.place.path().join("away");
+    fs::rename(&there, &away).unwrap();
+    drop(shut);
+    until("it is told", || !scene.lost().is_empty());
+    assert_eq!(scene.lost(), ["new"], "the other pod has not begun");
+    assert!(!scene.says_memory());
+    fs::rename(&away, &there).unwrap();
+    begins_with_all(&scene, SECOND);
+    let (dir, lazy) = scene.created_for(second());
+    assert!(!lazy && !comes_late(&dir));
+    assert_eq!(fs::read(dir.join(PAGES)).unwrap(), content());
+}
+
+#[test]
+fn a_pod_that_waits_for_all_of_a_snapshot_does_not_depend_on_one_that_does_not() {
+    let scene = Scene::shared();
+    begins_with_all(&scene, SECOND);
+    let shut = scene.gate.lock().unwrap();
+    assert!(scene.created().1);
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| scene.created_for(second()));
+        // What comes late of it is lost, and then it comes without that.
+        let there = scene.nodes[0].store.find("a", &scene.name).unwrap();
+        fs::remove_file(there.join(PAGES)).unwrap();
+        drop(shut);
+        let (dir, lazy) = waits.join().unwrap();
+        assert!(!lazy && !comes_late(&dir) && !dir.join(PAGES).exists());
+    });
+}
+
+#[test]
+fn a_pod_begins_before_its_memory_comes_from_the_store() {
+    let scene = Scene::stored();
+    scene.change(|object| {
+        object["status"]["checkpointLocation"]["peer"]["address"] = json!("127.0.0.1:1");
+    });
+    let (chunk, away) = (scene.chunk_of_pages(), scene.place.path().join("away"));
+    fs::rename(&chunk, &away).unwrap();
+    let (dir, lazy) = scene.created();
+    assert!(lazy, "it has waited for what is not there");
+    assert_eq!(fs::read_to_string(dir.join("containers/main/core-1.img")).unwrap(), "sealed");
+    fs::rename(&away, &chunk).unwrap();
+    until("all is there", || !comes_late(&dir));
+    assert!(fs::read(dir.join(PAGES)).unwrap() == much());
+    let told = scene.nodes[1].counters.text();
+    assert!(told.contains("\ntorpor_checkpoints_from_store_total 1\n"), "{told}");
+}
+
+#[test]
+fn memory_goes_on_coming_from_the_store_when_its_node_has_it_no_more() {
+    let scene = Scene::stored();
+    let shut = scene.gate.lock().unwrap();
+    let (dir, lazy) = scene.created();
+    assert!(lazy);
+    scene.nodes[0].store.remove("a", &scene.name).unwrap();
+    drop(shut);
+    until("all is there", || !comes_late(&dir));
+    assert!(fs::read(dir.join(PAGES)).unwrap() == much());
+    assert!(scene.lost().is_empty());
+}
+
+#[test]
+fn changed_chunks_of_the_store_are_no_memory() {
+    let scene = Scene::stored();
+    let chunk = scene.chunk_of_pages();
+    let mut bytes = fs::read(&chunk).unwrap();
+    bytes[600] ^= 1;
+    fs::write(&chunk, bytes).unwrap();
+    let object = scene.object();
+    let depot = scene.nodes[1].depot.as_ref().unwrap();
+    let pages = StoredPages::of(depot.parts(&object, &[]).unwrap()).unwrap();
+    let len = much().len() as u64;
+    let of = LateFile::at(Path::new(PAGES), len).unwrap();
+    let refused = pages.read(&of, &(0..len)).unwrap_err().to_string();
+    assert!(refused.contains("not what its digest says"), "{refused}");
+    let (begin, end) = (pages.read(&of, &(0..9)).unwrap(), pages.read(&of, &(len - 9..len)));
+    assert_eq!([begin, end.unwrap()], [&much()[..9], &much()[much().len() - 9..]]);
+    pages.read(&of, &(len - 9..len + 1)).unwrap_err();
+    pages.read(&LateFile::at(Path::new(PAGES), 9).unwrap(), &(0..9)).unwrap_err();
 }
 
 #[test]
