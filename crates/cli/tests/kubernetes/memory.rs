@@ -106,9 +106,11 @@ fn a_preempted_pod_begins_before_its_memory_is_there() {
 fn pods_start_warm_before_their_memory_is_there() {
     let Some(cluster) = cluster("pods_start_warm_before_their_memory_is_there") else { return };
     cluster.check(true);
-    let mut large = deployment("large", 100);
-    large["spec"]["template"] = self::large("large");
-    cluster.apply(&large);
+    let mut warm = deployment("large", 100);
+    let share = warm["spec"]["template"]["spec"]["containers"][0]["resources"].take();
+    warm["spec"]["template"] = large("large");
+    warm["spec"]["template"]["spec"]["containers"][0]["resources"] = share;
+    cluster.apply(&warm);
     let first = cluster.until("it runs", || cluster.running("large").pop());
     let before = cluster.whole(&first);
     cluster.check(false);

@@ -11,11 +11,12 @@ use torpor_blobs::http::Login;
 use torpor_queue::http::answer_all;
 use torpor_runtimes_tests::port;
 
+use super::super::late::comes_late;
 use super::super::store::unpack;
 use super::*;
 use crate::checkpoint::{STORED, is_used};
 use crate::message::{receive, send};
-use crate::pod::condition;
+use crate::pod::{RESTORE_MEMORY, condition};
 
 /// A cluster, its store in a directory, and the agents of two nodes.
 struct Scene {
@@ -548,12 +549,26 @@ fn a_registry_keeps_checkpoints_as_well() {
     };
     let scene = Scene::at(place, &format!("{host}/team/checkpoints"));
     let name = given_way(&scene.server, &scene.nodes[0]);
+    let pages = Path::new("containers/main/pages-1.img");
+    let dir = scene.nodes[0].store.find("a", &name).unwrap();
+    fs::create_dir_all(dir.join("containers/main")).unwrap();
+    fs::write(dir.join(pages), vec![7; 1 << 20]).unwrap();
+    let mut pod = scene.server.get(POD).unwrap();
+    pod["metadata"]["annotations"][RESTORE_MEMORY] = json!("OnDemand");
+    scene.server.put(POD, pod);
     let names = || scene.nodes[0].depot.as_ref().unwrap().names().unwrap();
     assert!(names().is_empty());
     scene.nodes[0].sweep().unwrap();
     assert_eq!(names(), [scene.stored_as(&name)]);
     scene.lose(&name);
     assert_eq!(memory(&created(&scene.nodes[1])), "sealed");
+    let dir = scene.nodes[1].store.find("a", &name).unwrap();
+    let end = Instant::now() + LONG;
+    while comes_late(&dir) {
+        assert!(Instant::now() < end, "its memory has not come");
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(fs::read(dir.join(pages)).unwrap(), vec![7; 1 << 20]);
     scene.server.api("controller").delete(&path("a", &name)).unwrap();
     scene.nodes[1].sweep().unwrap();
     scene.nodes[1].sweep().unwrap();
