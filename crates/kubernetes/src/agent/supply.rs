@@ -226,6 +226,7 @@ impl Supply<'_> {
             match self.bring_once(of, part) {
                 // It was removed there.
                 Err(error @ Error::Refused { status: 404, .. }) => return Err(error),
+                Err(error) if self.is_gone() => return Err(error),
                 Err(_) if Instant::now() < until && !self.is_lost() => sleep(STEP),
                 brought => return brought,
             }
@@ -247,6 +248,11 @@ impl Supply<'_> {
             }
             brought => brought,
         }
+    }
+
+    /// Whether somebody has removed the checkpoint.
+    fn is_gone(&self) -> bool {
+        self.node.api.get(&path(self.namespace, self.name)).is_ok_and(|object| object.is_none())
     }
 
     /// Whether the checkpoint is in the store, as far as anybody says.

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use torpor_worker::tell;
 
 use super::depot::Depot;
+use super::late::is_awaited;
 use super::node::Node;
 use crate::api::GROUP;
 use crate::bell::wait;
@@ -86,7 +87,10 @@ impl Node {
         })?;
         let known: HashSet<(&str, &str)> = objects.iter().map(name).collect();
         for (namespace, name) in &here {
-            if !known.contains(&(namespace.as_str(), name.as_str())) {
+            let dir = self.store.find(namespace, name);
+            // Whoever brings its memory finds out that it is gone, and tells the pods that lose it.
+            let is_awaited = dir.is_some_and(|dir| is_awaited(&dir));
+            if !known.contains(&(namespace.as_str(), name.as_str())) && !is_awaited {
                 self.store.remove(namespace, name)?;
                 upkeep.looked = None;
             }

@@ -386,6 +386,27 @@ fn a_snapshot_whose_memory_was_lost_comes_anew() {
 }
 
 #[test]
+fn pods_are_told_of_a_snapshot_that_somebody_removes() {
+    let scene = Scene::shared();
+    let shut = scene.gate.lock().unwrap();
+    let (dir, _) = scene.created();
+    let file = begun(&dir, &container("new"));
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(file, "").unwrap();
+    scene.server.api("controller").delete(&path("a", &scene.name)).unwrap();
+    for node in &scene.nodes[..2] {
+        node.sweep().unwrap();
+    }
+    assert!(dir.exists(), "nobody has been told");
+    drop(shut);
+    until("it is told", || scene.lost() == ["new"]);
+    until("nothing is left", || {
+        scene.nodes[1].sweep().unwrap();
+        !dir.exists()
+    });
+}
+
+#[test]
 fn a_pod_that_waits_for_all_of_a_snapshot_does_not_depend_on_one_that_does_not() {
     let scene = Scene::shared();
     begins_with_all(&scene, SECOND);
