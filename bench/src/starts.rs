@@ -3,11 +3,12 @@
 
 use std::fs;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
+use aws_lc_rs::digest::{self, SHA256};
 use serde_json::{Value, json};
 
 use crate::bench::{Bench, Goal, median, run};
@@ -184,11 +185,12 @@ fn cold(bench: &mut Bench, registry: &Registry, dir: &Path) -> Result<()> {
     // Nobody listens there.
     let down = far.replace(":5000/", ":5001/");
     let unanswered = ["--ready", "exec:test ! -e /run/torpor/restored", "--timeout", "5"];
-    let mut after = |what: &str, reference: &str, more: &[&str]| -> Result<()> {
+    let mut after = |what: &str, why: &str, reference: &str, more: &[&str]| -> Result<()> {
         let mut times = vec![];
         for _ in 0..bench.rounds {
             let said = place.run(reference, "one", more)?;
-            ensure!(said["started_from"] == "cold", "{what}: {said}");
+            let is_that = said["reason"].as_str().is_some_and(|reason| reason.contains(why));
+            ensure!(said["started_from"] == "cold" && is_that, "{what}: {said}");
             times.push(number(&said, "fallback_ms")?);
             place.delete("one")?;
         }
@@ -196,13 +198,86 @@ fn cold(bench: &mut Bench, registry: &Registry, dir: &Path) -> Result<()> {
         bench.add(what, median(&times), "ms", Some(Goal::AtMost(200.0)));
         Ok(())
     };
-    after("a registry that is down", &down, &["--from", &from])?;
-    after("a container that does not answer", &far, &unanswered)?;
+    after("a registry that is down", "refused", &down, &["--from", &from])?;
+    after("a container that does not answer", "not ready", &far, &unanswered)?;
+    let trusted = sign(&place, &near)?;
+    after(
+        "an expired signature",
+        "has expired at",
+        &near,
+        &["--trust", &trusted, "--require-signature"],
+    )?;
+    let disk = FullDisk::mount(&place)?;
+    after("a full disk", "No space left", &near, &["--from", &from])?;
+    drop(disk);
     damage(&place.store())?;
-    after("a damaged chunk", &near, &["--prefetch", "all"])?;
+    after("a damaged chunk", "is damaged at", &near, &["--prefetch", "all"])?;
+    alienate(&place.store())?;
+    after("another processor", "another processor", &near, &["--from", &from])?;
     place.configure(|config| config["process"]["env"] = json!(["CHANGED=1"]))?;
-    after("another configuration", &far, &[])?;
+    after("another configuration", "another configuration", &far, &[])?;
     Ok(fs::remove_dir_all(&place.dir)?)
+}
+
+/// Signs a snapshot, for as long as nothing. Returns the file with the certificate of whoever is to be trusted.
+fn sign(place: &Place<'_>, reference: &str) -> Result<String> {
+    let file = |name: &str| place.dir.join(name).display().to_string();
+    let script = "new='req -x509 -newkey ed25519 -noenc'
+        openssl $new -subj /CN=bench -keyout ca.key -out ca.crt
+        openssl $new -subj /CN=maker -keyout key -out certificate -CA ca.crt -CAkey ca.key \\
+            -addext basicConstraints=critical,CA:FALSE -addext keyUsage=critical,digitalSignature";
+    run(Command::new("sh").args(["-ec", script]).current_dir(&place.dir))?;
+    let (key, certificate) = (file("key"), file("certificate"));
+    let by = ["--sign-key", &key, "--sign-cert", &certificate, "--expires", "0"];
+    run(&mut place.snapshot(&[&["sign", reference][..], &by].concat()))?;
+    Ok(file("ca.crt"))
+}
+
+/// A disk for what belongs to containers that has no room for a snapshot.
+struct FullDisk(PathBuf);
+
+impl FullDisk {
+    fn mount(place: &Place<'_>) -> Result<Self> {
+        let dir = place.dir.join("state");
+        run(Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(&dir))?;
+        Ok(Self(dir))
+    }
+}
+
+impl Drop for FullDisk {
+    fn drop(&mut self) {
+        let _ = run(Command::new("umount").arg("--lazy").arg(&self.0));
+    }
+}
+
+/// Has the snapshot in a directory say that it is for another processor.
+fn alienate(store: &Path) -> Result<()> {
+    let here = if cfg!(target_arch = "x86_64") { ("amd64", "arm64") } else { ("arm64", "amd64") };
+    let file = |digest: &str| store.join("blobs").join(digest.replace(':', "/"));
+    // A blob with one word in place of another, which is as long: descriptors have its size. Returns the new digest.
+    let change = |digest: &str, (from, to): (&str, &str)| -> Result<String> {
+        let changed = fs::read_to_string(file(digest))?.replace(from, to);
+        let new = sha256(changed.as_bytes());
+        fs::write(file(&new), changed)?;
+        Ok(new)
+    };
+    let index = store.join("index.json");
+    let text = fs::read_to_string(&index)?;
+    let all: Value = serde_json::from_str(&text)?;
+    let named =
+        |entry: &&Value| entry["annotations"]["org.opencontainers.image.ref.name"] == "latest";
+    let entry = all["manifests"].as_array().and_then(|all| all.iter().find(named));
+    let old = entry.and_then(|entry| entry["digest"].as_str()).context("no snapshot")?;
+    let manifest: Value = serde_json::from_slice(&fs::read(file(old))?)?;
+    let config = manifest["config"]["digest"].as_str().context("no configuration")?;
+    let new = change(old, (config, &change(config, here)?))?;
+    Ok(fs::write(index, text.replace(old, &new))?)
+}
+
+/// The digest of a blob.
+fn sha256(data: &[u8]) -> String {
+    let sum = digest::digest(&SHA256, data);
+    sum.as_ref().iter().fold("sha256:".to_owned(), |sum, byte| format!("{sum}{byte:02x}"))
 }
 
 /// Changes a byte of the largest blob in a directory.

@@ -243,6 +243,7 @@ fn is_cold_where_it_does_not_fit(podman: &Podman<'_>, scratch: &Scratch, warm: &
     cold.args(["--network", scratch.name()]);
     let said = starts(&mut cold, "cold");
     assert!(said["reason"].as_str().unwrap().contains("mounts nothing more"), "{said}");
+    println!("mounted: the cold start began {} ms later", said["fallback_ms"]);
     assert_eq!(podman.run(&["exec", "mounted", "cat", "/mounted/file"]), "of the host");
     assert_eq!(podman.run(&["exec", "mounted", "redis-cli", "get", "kept"]), "");
     assert_eq!(podman.run(&["exec", "mounted", "hostname"]), "mounted");
@@ -251,6 +252,7 @@ fn is_cold_where_it_does_not_fit(podman: &Podman<'_>, scratch: &Scratch, warm: &
     podman.run(&["commit", "--quiet", "mounted", IMAGE]);
     let said = starts(&mut run(podman, scratch, warm, "changed"), "cold");
     assert!(said["reason"].as_str().unwrap().contains("of another image"), "{said}");
+    println!("changed: the cold start began {} ms later", said["fallback_ms"]);
     until("the changed one answers", || {
         podman.call(&["exec", "changed", "redis-cli", "ping"]).output().unwrap().status.success()
     });
