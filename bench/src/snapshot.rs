@@ -14,6 +14,10 @@ use crate::registry::Registry;
 
 /// Where each service answers, in a network of its own.
 const ADDRESS: &str = "http://127.0.0.1:8080/";
+/// That it listens there.
+const LISTENS: &str = "tcp:8080";
+/// After so many waits that were not foreseen all of the memory comes at once.
+const SURPRISED: f64 = 32.0;
 
 /// A service.
 struct Service {
@@ -88,6 +92,8 @@ struct Times {
     registry: Starts,
     /// From a snapshot that was not started for a trial: nobody knows which memory it needs.
     unknown: Starts,
+    /// From one that needs more memory than its trial starts have shown.
+    larger: Starts,
     directory: Starts,
     cached: Starts,
     kept: Starts,
@@ -113,10 +119,13 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
 fn of(bench: &mut Bench, service: &Service, registry: &Registry, dir: &Path) -> Result<()> {
     let place = Place::make(bench, registry, dir, &service.name.to_lowercase(), service.words)?;
     fill(&place.root(), service)?;
-    let [known, unknown] = ["1", "unknown"].map(|tag| place.in_registry(tag));
+    let [known, unknown, larger] = ["1", "unknown", "larger"].map(|tag| place.in_registry(tag));
     let near = place.in_directory();
     let made = place.create(&known, &["--ready", ADDRESS])?;
     place.create(&unknown, &["--ready", ADDRESS, "--no-trial"])?;
+    // Its trial starts end when the service listens, and nobody asks it anything.
+    let request = format!("busybox wget -q -O /dev/null {ADDRESS}");
+    place.create(&larger, &["--ready", LISTENS, "--warmup", &request])?;
     place.create(&near, &["--ready", ADDRESS])?;
     let mut times = Times::default();
     let mut memory = 0.0;
@@ -131,6 +140,13 @@ fn of(bench: &mut Bench, service: &Service, registry: &Registry, dir: &Path) -> 
             times.add(&hot(&place, reference, "other", &answer)?)?;
             place.settle("other")?;
         }
+        place.forget()?;
+        let surprised = hot(&place, &larger, "other", &answer)?;
+        // A small service may need less for its first answer.
+        let is_larger = number(&surprised, "unforeseen")? > SURPRISED;
+        ensure!(is_larger || service.goals.is_none(), "it needs what was foreseen: {surprised}");
+        times.larger.add(&surprised)?;
+        place.settle("other")?;
         place.forget()?;
         let first = hot(&place, &known, "registry", &answer)?;
         times.registry.add(&first)?;
@@ -168,6 +184,7 @@ fn tell(bench: &mut Bench, service: &Service, times: &Times, size: f64, memory: 
     for (from, times, goal, instruction) in [
         ("a registry", &times.registry, registry, Some(100.0)),
         ("a registry, nothing foreseen", &times.unknown, 1.0, None),
+        ("a registry, more needed than foreseen", &times.larger, 1.0, None),
         ("a directory", &times.directory, 1.0, None),
         ("the cache", &times.cached, cached, None),
         ("a template", &times.kept, 1.0, Some(born(memory))),
