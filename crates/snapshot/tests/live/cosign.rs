@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Seek, Write};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use base64::Engine;
@@ -21,6 +22,9 @@ use crate::registry::Registry;
 const BUNDLE: &str = "application/vnd.dev.sigstore.bundle.v0.3+json";
 const EMPTY: &str = "application/vnd.oci.empty.v1+json";
 const STATEMENT: &str = "application/vnd.in-toto+json";
+
+/// The version of cosign that the long test builds and runs.
+const VERSION: &str = "v3.1.3";
 
 /// A key for P-256, as cosign makes them; the file of its public half.
 fn key(fixture: &Fixture, name: &str) -> String {
@@ -163,4 +167,105 @@ fn what_cosign_has_signed_is_started() {
     changed["dsseEnvelope"]["payload"] = STANDARD.encode(payload).into();
     attach(&registry, &of, &changed);
     cold_with(&fixture, &reference, "changed", "of none of the keys", &trust);
+}
+
+/// cosign, which Debian does not have, built from its Go modules; `None` where it does not build.
+fn build() -> Option<PathBuf> {
+    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target");
+    let dir = target.join(format!("cosign-{VERSION}"));
+    let program = dir.join("cosign");
+    if !program.exists() {
+        let package = format!("github.com/sigstore/cosign/v3/cmd/cosign@{VERSION}");
+        let mut go = Command::new("go");
+        go.args(["install", "-trimpath", "-ldflags=-s -w", &package]).current_dir(target);
+        match go.env("GOBIN", dir).env("CGO_ENABLED", "0").output() {
+            Ok(output) => eprintln!("{go:?}: {}", shown(&output)),
+            Err(error) => eprintln!("{go:?}: {error}"),
+        }
+    }
+    program.exists().then_some(program)
+}
+
+/// Runs cosign, with the keys of the fixture and nothing of this machine's users.
+#[track_caller]
+fn cosign(fixture: &Fixture, program: &Path, words: &[&str]) {
+    let mut cosign = Command::new(program);
+    cosign.args(words).current_dir(fixture.dir.path()).env("HOME", fixture.dir.path());
+    let output = cosign.env("COSIGN_PASSWORD", "").output().unwrap();
+    assert!(output.status.success(), "{words:?}: {}", shown(&output));
+}
+
+/// The same by cosign itself: with its keys, and the list that it keeps under a name beside the snapshot.
+#[test]
+fn cosign_itself_signs_what_is_started() {
+    let name = "cosign_itself_signs_what_is_started";
+    if std::env::var_os("TORPOR_LONG").is_none() {
+        eprintln!("left out: {name} (TORPOR_LONG=1 runs it)");
+        return;
+    }
+    let Some(program) = build() else {
+        eprintln!("left out: {name} (cosign {VERSION} does not build here)");
+        return;
+    };
+    let fixture = Fixture::new("cosign-itself", 100);
+    let registry = Registry::start(&fixture);
+    let reference = registry.reference();
+    fixture.create(&reference, &["--no-trial"]);
+    let bytes = store::open(&reference.parse().unwrap()).unwrap().manifest().unwrap().unwrap();
+    let digest = oci::sha256(&bytes);
+    let image = format!("{}/team/app@{digest}", registry.host);
+    let [ours, theirs] = ["ours", "theirs"].map(|name| {
+        cosign(&fixture, &program, &["generate-key-pair", "--output-key-prefix", name]);
+        fixture.path(&format!("{name}.pub")).display().to_string()
+    });
+    // Files that name no service of Sigstore: cosign asks nobody but the registry.
+    cosign(&fixture, &program, &["signing-config", "create", "--out", "none.json"]);
+    cosign(&fixture, &program, &["trusted-root", "create", "--out", "no-root.json"]);
+    let alone = ["--signing-config", "none.json", "--trusted-root", "no-root.json"];
+    let sign = |key: &str| {
+        cosign(
+            &fixture,
+            &program,
+            &[&["sign", "--key", key][..], &alone, &[image.as_str()]].concat(),
+        );
+    };
+    let trust = ["--cosign-key", &ours, "--require-signature"];
+    let other = ["--cosign-key", &theirs, "--require-signature"];
+    let said = |words: &[&str]| {
+        let output = fixture.torpor(words).output().unwrap();
+        assert!(output.status.success(), "{words:?}: {}", shown(&output));
+        shown(&output)
+    };
+    let verify = |place: &str, trust: &[&str]| said(&[&["verify", place][..], trust].concat());
+
+    cold_with(&fixture, &reference, "absent", "is not signed", &trust);
+    sign("ours.key");
+    fixture.run(&reference, "good", "snapshot", &trust);
+    fixture.answers_right("good");
+    assert!(verify(&reference, &trust).contains(&format!("signed by {ours}")));
+    assert!(said(&["inspect", &reference]).contains("signed by    cosign, with "));
+    cold_with(&fixture, &reference, "other", "of none of the keys", &other);
+
+    // cosign adds to its list, and each of those who have signed is found there.
+    sign("theirs.key");
+    assert!(verify(&reference, &other).contains(&format!("signed by {theirs}")));
+    assert!(verify(&reference, &trust).contains(&format!("signed by {ours}")));
+
+    let copied = mirror(&registry, &["v1", &digest.replace(':', "-")]);
+    assert!(verify(&format!("{copied}:v1"), &trust).contains(&format!("signed by {ours}")));
+}
+
+/// Copies what has these names in the repository of the tests to another one, and says which: a mirror has the signatures if it
+/// has their list.
+fn mirror(registry: &Registry, names: &[&str]) -> String {
+    let to = format!("{}/mirror/app", registry.host);
+    for name in names {
+        let mut copy = Command::new("skopeo");
+        copy.args(["--insecure-policy", "copy", "--all"]);
+        copy.args(["--src-tls-verify=false", "--dest-tls-verify=false"]);
+        copy.arg(format!("docker://{}/team/app:{name}", registry.host));
+        let output = copy.arg(format!("docker://{to}:{name}")).output().unwrap();
+        assert!(output.status.success(), "{}", shown(&output));
+    }
+    to
 }
