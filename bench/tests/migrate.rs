@@ -116,6 +116,25 @@ fn sizes_are_compared() {
     assert!(judged.contains(what), "{judged}");
 }
 
+/// A mode may have options: they have rows of their own. What it costs there is compared with the baseline.
+#[test]
+fn a_mode_has_options() {
+    const LATER: &str = "pipelined+state=full+start-restore-after=2";
+    let [said, table, judged] = measured(&[
+        ("MIGRATE_SERVICES", "graph"),
+        ("MIGRATE_MODES", &format!("pre-copy pipelined {LATER}")),
+        ("BENCH_MIB", "1"),
+    ]);
+    for mode in ["pre-copy", "pipelined", LATER] {
+        assert!(numbers(&table, mode).len() == 17, "{table}");
+        assert!(said.contains(&format!("{mode}, graph, 1 Gbit/s: ")), "{said}");
+    }
+    for what in ["memory", "CPU"] {
+        let what = format!("migration, graph, 1 Gbit/s: {what} there, pipelined : pre-copy");
+        assert!(judged.contains(&what), "{judged}");
+    }
+}
+
 /// A program that touches its memory at random when it runs there finds all of it as it was, and how long it waited is told.
 #[test]
 fn faults_are_measured() {

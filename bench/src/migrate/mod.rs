@@ -14,6 +14,7 @@ mod table;
 mod world;
 mod zipf;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -153,9 +154,15 @@ fn link(gigabits: u32) -> String {
     }
 }
 
+/// What `torpor migrate` is told of a mode that may have options of its own behind it: `pipelined+state=full`.
+fn options(mode: &str) -> Vec<String> {
+    format!("mode={mode}").split('+').map(|option| format!("--{option}")).collect()
+}
+
 /// A migration that is measured.
 struct Case<'a> {
     name: String,
+    /// With its options: see [`options`].
     mode: &'a str,
     gigabits: u32,
     service: &'a Service,
@@ -174,8 +181,8 @@ impl Case<'_> {
         let records = record_dir(bench).join(self.gigabits.to_string());
         let more: &[&str] = if self.service.has_mounts() { &mariadb::ALLOWED } else { &[] };
         let hosts = Hosts::start(bench.torpor(), &dir, &records, &world, more)?;
-        let bandwidth = self.setting.bandwidth.iter().flat_map(|it| ["--bandwidth", it]);
-        let words: Vec<&str> = ["--mode", self.mode].into_iter().chain(bandwidth).collect();
+        let bandwidth = self.setting.bandwidth.iter().map(|it| format!("--bandwidth={it}"));
+        let words: Vec<String> = options(self.mode).into_iter().chain(bandwidth).collect();
         let rehearsal = hosts.rehearse(service.0.pid(), &words)?;
         let least = least::of_hosts(service.0.pid(), &records)?;
         let answers = load.answers();
@@ -243,7 +250,7 @@ impl<'a> Hosts<'a> {
         Ok(Self { torpor, dir, records, world, keys, agent, address })
     }
 
-    fn command(&self, pid: u32, words: &[&str]) -> Command {
+    fn command(&self, pid: u32, words: &[impl AsRef<OsStr>]) -> Command {
         let mut migrate = self.world.here.command(&self.torpor);
         migrate.args(["migrate", "--pid", &pid.to_string(), "--json"]).args(words);
         migrate.arg("--state-dir").arg(self.records.join("here"));
@@ -252,7 +259,7 @@ impl<'a> Hosts<'a> {
     }
 
     /// What a migration is expected to take.
-    fn rehearse(&self, pid: u32, words: &[&str]) -> Result<Value> {
+    fn rehearse(&self, pid: u32, words: &[impl AsRef<OsStr>]) -> Result<Value> {
         let output = spawn(self.command(pid, words).arg("--dry-run"))?.wait_with_output()?;
         let said = String::from_utf8_lossy(&output.stderr);
         let why = String::from_utf8_lossy(&output.stdout);
@@ -261,7 +268,7 @@ impl<'a> Hosts<'a> {
     }
 
     /// Moves a tree of processes, and looks at what that costs.
-    fn migrate(&self, pid: u32, words: &[&str]) -> Result<Sample> {
+    fn migrate(&self, pid: u32, words: &[impl AsRef<OsStr>]) -> Result<Sample> {
         let used = || getrusage(UsageWho::RUSAGE_CHILDREN);
         let (here, there) = (used()?, processor_time(self.agent.pid())?);
         let migrate = spawn(&mut self.command(pid, words))?;

@@ -158,10 +158,17 @@ pub fn judge(
         let most = Some(Goal::AtMost(50.0));
         bench.add(name("downtime, hybrid"), middle(hybrid, downtime), "ms", most);
     }
-    let &Service::Redis(reads) = service else { return };
-    let reads_much = reads > 50;
     let (Some(baseline), Some(pipelined)) = (of("pre-copy"), of("pipelined")) else { return };
     let ratio = |value: fn(&Sample) -> f64| middle(baseline, value) / middle(pipelined, value);
+    #[allow(clippy::cast_precision_loss, reason = "for a ratio")]
+    let peak = 1.0 / ratio(|it| it.peak[1] as f64);
+    let most = Some(Goal::AtMost(1.1));
+    bench.add(name("memory there, pipelined : pre-copy"), peak, "", most);
+    let most = Some(Goal::AtMost(1.25));
+    let processor = 1.0 / ratio(|it| it.processor[1]);
+    bench.add(name("CPU there, pipelined : pre-copy"), processor, "", most);
+    let &Service::Redis(reads) = service else { return };
+    let reads_much = reads > 50;
     let least = Some(Goal::AtLeast(if reads_much { 38.0 } else { 10.0 }));
     bench.add(name("restore, pre-copy : pipelined"), ratio(restore), "", least);
     let least = match gigabits {
@@ -171,13 +178,6 @@ pub fn judge(
         _ => None,
     };
     bench.add(name("downtime, pre-copy : pipelined"), ratio(downtime), "", least);
-    #[allow(clippy::cast_precision_loss, reason = "for a ratio")]
-    let peak = 1.0 / ratio(|it| it.peak[1] as f64);
-    let most = Some(Goal::AtMost(1.1));
-    bench.add(name("memory there, pipelined : pre-copy"), peak, "", most);
-    let most = Some(Goal::AtMost(1.25));
-    let processor = 1.0 / ratio(|it| it.processor[1]);
-    bench.add(name("CPU there, pipelined : pre-copy"), processor, "", most);
 }
 
 /// How many of its answers a service gives while rounds are taken that may not send as much as they could.
