@@ -169,6 +169,23 @@ mod tests {
         assert!(matches!(said, Reply::State { phase: Phase::Moved, .. }), "{said:?}");
     }
 
+    /// Whoever has their numbers now is somebody else.
+    #[test]
+    fn after_a_restart_of_the_host_the_tasks_have_stayed() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut other = Command::new("sleep").arg("1000").spawn().unwrap();
+        let tasks = vec![Task::find(other.id().cast_signed()).unwrap()];
+        let (boot, pids) = ("another".to_owned(), pid_namespace("self").unwrap());
+        let record = Record { phase: Phase::Deciding, boot, pids, tasks, ..record() };
+        let mut ledger = Ledger::create(dir.path(), Side::Destination, record).unwrap();
+        let decided = decide(&mut ledger);
+        assert!(other.try_wait().unwrap().is_none());
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert_eq!(decided.unwrap(), None);
+        assert_eq!(ledger.record().phase, Phase::Stayed);
+    }
+
     #[test]
     fn a_tree_that_was_let_go_in_part_is_ended() {
         let dir = tempfile::tempdir().unwrap();
