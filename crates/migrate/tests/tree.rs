@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
@@ -13,7 +13,7 @@ use std::time::Instant;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, openpt, unlockpt};
 use serde_json::Value;
-use support::{Counter, Host, child_of, judge, state_of, wait_until};
+use support::{Counter, Host, Killed, child_of, judge, state_of, wait_until};
 use torpor_runtimes_tests::mounts::QUIET;
 use torpor_sys::tty::open_slave;
 
@@ -249,6 +249,73 @@ fn when_it_is_built_and_by_what_can_be_chosen() {
             moved(&mut counter, [&here, &there], &report);
         }
     }
+}
+
+/// How many processes have the number `id` in the pid namespace of `other`.
+fn number_of(id: &str, other: i32) -> usize {
+    let home = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    let theirs = home(&other.to_string());
+    let has_it = |pid: &str| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+        ids.and_then(|ids| ids.split_whitespace().last()) == Some(id) && home(pid) == theirs
+    };
+    let all = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.file_name());
+    all.filter(|name| name.to_str().is_some_and(has_it)).count()
+}
+
+/// A task that was born since the first round has a husk there before the tasks are stopped, if a later round has brought it
+/// and the tree is built by that one.
+#[test]
+fn a_tree_is_built_by_the_newest_round_that_has_its_structure() {
+    const FAMILY: &str = "import os, sys, time\n\
+        while not os.path.exists(sys.argv[1]): time.sleep(0.01)\n\
+        end, own = os.pipe()\n\
+        child = os.fork()\n\
+        if not child:\n    os.close(own)\n    os.read(end, 1)\n    sys.exit()\n\
+        open(sys.argv[2], 'w').write(str(child))\n\
+        time.sleep(1000000)";
+    let here = Host::new();
+    // Nobody has its process ids there.
+    let mut there = Host::apart(&["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]);
+    there.start_agent();
+    let agent = child_of(there.agent.as_ref().unwrap().id());
+    let [first, bear, born] = ["first", "bear", "born"].map(|name| here.path(name));
+    let [stopped, released] = ["stopped", "released"].map(|name| here.path(name));
+    let mut family = Command::new("setsid");
+    family.args(["python3", "-c", FAMILY]).args([&bear, &born]).stdin(Stdio::null());
+    let mut family = family.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let root = Killed(family.id().cast_signed());
+    let rounds = format!(
+        "test $CRTOOLS_SCRIPT_ACTION != pre-dump || {{ \
+         if test -e {first}; then touch {bear}; until test -s {born}; do sleep 0.01; done; fi; touch {first}; }}",
+        first = first.display(),
+        bear = bear.display(),
+        born = born.display(),
+    );
+    let held = format!(
+        "test $TORPOR_STAGE != stopped || {{ touch {}; until test -e {}; do sleep 0.01; done; }}",
+        stopped.display(),
+        released.display(),
+    );
+    let mut migrate = here.migrate(&["--pid", &root.0.to_string(), "--max-downtime", "0"]);
+    migrate.args(["--max-rounds", "2", "--start-restore-after", "2", "--state", "full"]);
+    migrate.args(["--dump-option=--action-script", &format!("--dump-option={rounds}")]);
+    let mut migration =
+        migrate.args(["--script", &held, "--json", &there.address]).spawn().unwrap();
+    wait_until("the tasks are stopped", || {
+        stopped.exists() || migration.try_wait().unwrap().is_some()
+    });
+    let child = fs::read_to_string(&born).unwrap_or_default();
+    let husks = number_of(&child, agent);
+    fs::write(&released, "").unwrap();
+    let report = judge(&migration.wait_with_output().unwrap());
+    let report = report.unwrap_or_else(|error| panic!("{error}\n{}", there.log()));
+    assert_eq!(husks, 1, "{child}: {}", there.log());
+    assert!(!there.log().contains("built anew"), "{}", there.log());
+    assert_eq!(report["pid"].as_i64().unwrap(), i64::from(root.0));
+    drop(root);
+    family.wait().unwrap();
 }
 
 /// Rounds leave less to be fetched when the tasks run there.

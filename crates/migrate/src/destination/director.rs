@@ -25,14 +25,14 @@ pub(super) struct Director {
 }
 
 impl Director {
-    /// One whose socket is in `dir`. The restore builds the first round.
+    /// One whose socket is in `dir`. The restore builds the tree by the round `first`.
     ///
     /// # Errors
     /// If the socket cannot be bound there.
-    pub(super) fn new(dir: &Path) -> Result<Self> {
+    pub(super) fn new(dir: &Path, first: u32) -> Result<Self> {
         let socket = dir.join("rounds.socket");
         let listener = UnixListener::bind(&socket).context(|| socket.display().to_string())?;
-        let rounds = VecDeque::from([1]);
+        let rounds = VecDeque::from([first]);
         Ok(Self { socket, listener, stream: None, unsaid: String::new(), rounds })
     }
 
@@ -104,15 +104,15 @@ mod tests {
     #[test]
     fn two_words_at_once_are_both_heard() {
         let dir = tempfile::tempdir().unwrap();
-        let mut director = Director::new(dir.path()).unwrap();
-        director.round(2, dir.path()).unwrap();
+        let mut director = Director::new(dir.path(), 2).unwrap();
+        director.round(3, dir.path()).unwrap();
         let mut restore = UnixStream::connect(&director.socket).unwrap();
         assert_eq!(director.listen().unwrap(), None);
         restore.write_all(&READY.repeat(2)).unwrap();
-        assert_eq!(director.listen().unwrap(), Some(1));
+        assert_eq!(director.listen().unwrap(), Some(2));
         let ready = wait_readable(&[director.voice()], Some(Duration::ZERO)).unwrap();
         assert_eq!(ready, [true], "there is more");
-        assert_eq!(director.listen().unwrap(), Some(2));
+        assert_eq!(director.listen().unwrap(), Some(3));
         drop(restore);
         assert!(director.listen().is_err());
     }

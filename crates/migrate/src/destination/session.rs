@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use torpor_images::kind;
 use torpor_kernel::shortage::Shortage;
 use torpor_worker::Class;
 
@@ -253,13 +254,17 @@ impl Session<'_> {
         }
     }
 
-    /// The tree is built while its tasks still run at the source.
+    /// The tree is built while its tasks still run at the source, by the newest round that has all of its structure.
     fn build_early(&mut self, number: u32) -> Result<()> {
-        let mut director = Director::new(self.place.work.path())?;
-        for round in 2..=number {
-            director.round(round, &self.place.work.path().join(round.to_string()))?;
+        let work = self.place.work.path();
+        let dir = |round: u32| work.join(round.to_string());
+        let is_whole = |&round: &u32| dir(round).join(kind::PSTREE.file_name(0)).exists();
+        let first = (1..=number).rev().find(is_whole).unwrap_or(1);
+        let mut director = Director::new(work, first)?;
+        for round in first + 1..=number {
+            director.round(round, &dir(round))?;
         }
-        self.restore = Some(Restore::start(self.beginning(1), Some(director))?);
+        self.restore = Some(Restore::start(self.beginning(first), Some(director))?);
         self.waiting = Some(number);
         self.record_worker()
     }
