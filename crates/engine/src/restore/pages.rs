@@ -101,6 +101,66 @@ impl Stretch {
     }
 }
 
+/// Pages that lie in a stretch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Part<'a> {
+    /// Where the first of them belongs.
+    pub vaddr: u64,
+    /// Bytes.
+    pub len: usize,
+    /// What has them.
+    pub stretch: &'a Stretch,
+}
+
+impl Part<'_> {
+    /// The addresses.
+    pub(crate) fn range(&self) -> Range<u64> {
+        self.vaddr..self.vaddr + self.len as u64
+    }
+
+    /// Reads them, as [`Stretch::read`] does.
+    ///
+    /// # Errors
+    /// As [`Stretch::read`].
+    pub(crate) fn read(&self, buffer: &mut [u8]) -> Result<()> {
+        self.stretch.read(self.vaddr, buffer)
+    }
+
+    /// The file that they are in, and where.
+    fn place(&self) -> Option<(&Arc<PagesReader>, u64)> {
+        match &self.stretch.from {
+            Stored::File(file, offset) => {
+                Some((file, offset + (self.vaddr - self.stretch.range.start)))
+            }
+            Stored::Zero | Stored::Remote | Stored::Fetched(..) => None,
+        }
+    }
+}
+
+/// Reads parts one behind the other; those that lie so in one file at once, as small runs of one round do.
+///
+/// # Errors
+/// As [`Stretch::read`].
+pub(crate) fn read_parts(mut parts: &[Part<'_>], mut buffer: &mut [u8]) -> Result<()> {
+    while let [first, others @ ..] = parts {
+        let (mut count, mut len) = (1, first.len);
+        if let Some((file, offset)) = first.place() {
+            let end = |len: usize| offset + len as u64;
+            let goes_on = |part: &Part<'_>, len| {
+                part.place().is_some_and(|(it, at)| Arc::ptr_eq(it, file) && at == end(len))
+            };
+            while let Some(part) = others.get(count - 1).filter(|part| goes_on(part, len)) {
+                (count, len) = (count + 1, len + part.len);
+            }
+            file.read_exact_at(&mut buffer[..len], offset)?;
+        } else {
+            first.read(&mut buffer[..len])?;
+        }
+        (parts, buffer) = (&parts[count..], &mut buffer[len..]);
+    }
+    Ok(())
+}
+
 /// All pages of an address space or of an object of shared memory.
 #[derive(Debug, Default)]
 pub struct Pages {
@@ -470,7 +530,7 @@ mod tests {
     fn content(pages: &Pages) -> Vec<(u64, u8)> {
         let mut all = Vec::new();
         for stretch in pages.stretches() {
-            for at in stretch.range.clone().step_by(4096) {
+            for at in pages_of(stretch) {
                 let mut page = [9; 4096];
                 stretch.read(at, &mut page).unwrap();
                 assert!(page.iter().all(|&b| b == page[0]));
@@ -478,6 +538,19 @@ mod tests {
             }
         }
         all
+    }
+
+    /// The first byte of all pages, which are read at once.
+    fn together(pages: &Pages) -> Vec<u8> {
+        let parts = |stretch| pages_of(stretch).map(|vaddr| Part { vaddr, len: 4096, stretch });
+        let parts: Vec<Part<'_>> = pages.stretches().iter().flat_map(parts).collect();
+        let mut all = vec![9; parts.len() * 4096];
+        read_parts(&parts, &mut all).unwrap();
+        all.chunks(4096).map(|page| page[0]).collect()
+    }
+
+    fn pages_of(stretch: &Stretch) -> impl Iterator<Item = u64> + use<> {
+        stretch.range.clone().step_by(4096)
     }
 
     #[test]
@@ -499,6 +572,7 @@ mod tests {
         let pages = Pages::load(&images, kind::PAGEMAP, 7).unwrap();
         let expected = [(10, 1), (11, 2), (12, 3), (13, 1), (14, 1), (20, 0), (21, 0)];
         assert_eq!(content(&pages), expected);
+        assert_eq!(together(&pages), expected.map(|(_, fill)| fill));
         assert_eq!(pages.end(), 22 * PAGE);
         let part: Vec<_> = pages.within(11 * PAGE..13 * PAGE).map(|(_, range)| range).collect();
         assert_eq!(part, [11 * PAGE..12 * PAGE, 12 * PAGE..13 * PAGE]);

@@ -12,11 +12,13 @@ use crate::error::{Context, Error, Result};
 use crate::memory::vma::PAGE;
 use crate::ranges::gaps;
 use crate::restore::lazy::Lazy;
-use crate::restore::pages::{Pages, Stretch};
+use crate::restore::pages::{Pages, Part, Stretch, read_parts};
 use crate::restore::tasks::Task;
 
 /// Bytes copied at once.
 pub(super) const CHUNK: usize = 256 * 1024;
+/// Pieces copied at once: of a round that has changed pages here and there each is one page.
+const MOST: usize = 64;
 
 /// What a husk has before it is filled: pages of its parent, or of its children's.
 #[derive(Clone, Copy)]
@@ -90,22 +92,14 @@ pub(super) fn fill(
     let pieces = cut(wanted, vmas);
     tracing::debug!("filling the memory of task {}, with up to {workers} threads", image.vpid());
     let filler = Filler { pid: husk.pid(), there, written: AtomicU64::new(0) };
-    filler.run(&pieces, workers)?;
+    filler.run(&batches(&pieces), workers)?;
     Ok(filler.written.into_inner())
-}
-
-/// A part of a stretch of pages.
-#[derive(Debug, Clone, Copy)]
-struct Piece<'a> {
-    vaddr: u64,
-    len: usize,
-    stretch: &'a Stretch,
 }
 
 /// Cuts the pages into pieces. Those of no mapping are the vDSO's, which the kernel
 /// provides.
-fn cut<'a>(pages: &'a Pages, vmas: impl Iterator<Item = &'a MemoryArea>) -> Vec<Piece<'a>> {
-    let mut pieces: Vec<Piece<'_>> = Vec::new();
+fn cut<'a>(pages: &'a Pages, vmas: impl Iterator<Item = &'a MemoryArea>) -> Vec<Part<'a>> {
+    let mut pieces: Vec<Part<'_>> = Vec::new();
     for vma in vmas {
         for (stretch, range) in pages.within(vma.range()) {
             let mut at = range.start;
@@ -113,14 +107,14 @@ fn cut<'a>(pages: &'a Pages, vmas: impl Iterator<Item = &'a MemoryArea>) -> Vec<
                 let left = usize::try_from(range.end - at).unwrap_or(CHUNK);
                 // A piece goes on in the next mapping, if the pages do.
                 let len = match pieces.last_mut() {
-                    Some(last) if last.goes_on_at(at, stretch) => {
+                    Some(last) if goes_on_at(last, at, stretch) => {
                         let len = left.min(CHUNK - last.len);
                         last.len += len;
                         len
                     }
                     _ => {
                         let len = left.min(CHUNK);
-                        pieces.push(Piece { vaddr: at, len, stretch });
+                        pieces.push(Part { vaddr: at, len, stretch });
                         len
                     }
                 };
@@ -131,17 +125,30 @@ fn cut<'a>(pages: &'a Pages, vmas: impl Iterator<Item = &'a MemoryArea>) -> Vec<
     pieces
 }
 
-impl Piece<'_> {
-    fn range(&self) -> Range<u64> {
-        self.vaddr..self.vaddr + self.len as u64
-    }
+/// Whether the pages of `stretch` at `address` follow a piece, and there is room for some.
+fn goes_on_at(piece: &Part<'_>, address: u64, stretch: &Stretch) -> bool {
+    piece.range().end == address && std::ptr::eq(piece.stretch, stretch) && piece.len < CHUNK
+}
 
-    /// Whether the pages of `stretch` at `address` follow it, and there is room for some.
-    fn goes_on_at(&self, address: u64, stretch: &Stretch) -> bool {
-        self.vaddr + self.len as u64 == address
-            && std::ptr::eq(self.stretch, stretch)
-            && self.len < CHUNK
+/// Puts pieces together that are copied at once.
+fn batches<'p, 'a>(mut pieces: &'p [Part<'a>]) -> Vec<&'p [Part<'a>]> {
+    let mut all = Vec::new();
+    while !pieces.is_empty() {
+        let mut len = 0;
+        let fits = |piece: &&Part<'_>| {
+            len += piece.len;
+            len <= CHUNK
+        };
+        let count = pieces.iter().take(MOST).take_while(fits).count();
+        let (batch, others) = pieces.split_at(count.max(1));
+        all.push(batch);
+        pieces = others;
     }
+    all
+}
+
+fn bytes_of(batch: &[Part<'_>]) -> usize {
+    batch.iter().map(|piece| piece.len).sum()
 }
 
 /// Copies pages into a husk, on all cores.
@@ -153,19 +160,19 @@ struct Filler<'a> {
 }
 
 impl Filler<'_> {
-    fn run(&self, pieces: &[Piece<'_>], workers: usize) -> Result<()> {
-        let total: usize = pieces.iter().map(|p| p.len).sum();
+    fn run(&self, batches: &[&[Part<'_>]], workers: usize) -> Result<()> {
+        let total: usize = batches.iter().map(|batch| bytes_of(batch)).sum();
         let next = AtomicUsize::new(0);
         // A thread is not worth its start for less.
         if total < 1 << 20 || workers == 1 {
-            return self.work(pieces, &next);
+            return self.work(batches, &next);
         }
         let failed: Mutex<Result<()>> = Mutex::new(Ok(()));
         std::thread::scope(|scope| {
             for _ in 0..workers {
                 scope.spawn(|| {
-                    if let Err(e) = self.work(pieces, &next) {
-                        next.store(pieces.len(), Ordering::Relaxed);
+                    if let Err(e) = self.work(batches, &next) {
+                        next.store(batches.len(), Ordering::Relaxed);
                         if let Ok(mut failed) = failed.lock() {
                             *failed = Err(e);
                         }
@@ -176,33 +183,34 @@ impl Filler<'_> {
         failed.into_inner().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Takes pieces, several small ones at a time, until there are no more.
-    fn work(&self, pieces: &[Piece<'_>], next: &AtomicUsize) -> Result<()> {
-        let largest = pieces.iter().map(|piece| piece.len).max().unwrap_or(0);
+    /// Takes batches until there are no more.
+    fn work(&self, batches: &[&[Part<'_>]], next: &AtomicUsize) -> Result<()> {
+        let largest = batches.iter().map(|batch| bytes_of(batch)).max().unwrap_or(0);
         let mut buffer = vec![0u8; largest];
         let compares = !matches!(self.there, There::Others);
         let mut other = vec![0u8; if compares { largest } else { 0 }];
-        while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let bytes = &mut buffer[..piece.len];
-            match &self.there {
-                There::Inherited(inherited) if inherited.has(piece) => continue,
-                _ => piece.stretch.read(piece.vaddr, bytes)?,
+        while let Some(batch) = batches.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if !compares {
+                read_parts(batch, &mut buffer[..bytes_of(batch)])?;
+                self.put_all(batch, &buffer)?;
+                continue;
             }
-            match &self.there {
-                There::Others => self.put(piece.vaddr, bytes)?,
-                There::Inherited(inherited) => {
-                    let other = &mut other[..piece.len];
-                    let known = inherited.read(piece.vaddr, other)?;
-                    self.put_changed(piece.vaddr, bytes, (other, &known))?;
-                }
-                There::Alike => {
-                    let other = &mut other[..piece.len];
-                    let known = self.look(piece.vaddr, other);
-                    self.put_changed(piece.vaddr, bytes, (other, &known))?;
-                }
+            for piece in *batch {
+                self.copy_changed(piece, &mut buffer[..piece.len], &mut other[..piece.len])?;
             }
         }
         Ok(())
+    }
+
+    /// Copies the pages of a piece that differ from those that are there.
+    fn copy_changed(&self, piece: &Part<'_>, bytes: &mut [u8], other: &mut [u8]) -> Result<()> {
+        let known = match &self.there {
+            There::Inherited(inherited) if inherited.has(piece) => return Ok(()),
+            There::Inherited(inherited) => inherited.read(piece.vaddr, other)?,
+            There::Alike | There::Others => self.look(piece.vaddr, other),
+        };
+        piece.read(bytes)?;
+        self.put_changed(piece.vaddr, bytes, (other, &known))
     }
 
     /// Reads what the husk has at `vaddr`; says for each page whether it could be read.
@@ -212,15 +220,34 @@ impl Filler<'_> {
         (0..out.len() / page).map(|at| (at + 1) * page <= read).collect()
     }
 
-    fn put(&self, vaddr: u64, bytes: &[u8]) -> Result<()> {
-        let n = vm::write(self.pid, vaddr, bytes)
-            .context(|| format!("write memory of task {} at {vaddr:x}", self.pid))?;
+    /// Writes pieces, whose bytes lie one behind the other.
+    fn put_all(&self, pieces: &[Part<'_>], mut bytes: &[u8]) -> Result<()> {
+        let mut parts = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            let (own, others) = bytes.split_at(piece.len);
+            parts.push((piece.vaddr, own));
+            bytes = others;
+        }
+        self.put(&parts)
+    }
+
+    fn put(&self, parts: &[(u64, &[u8])]) -> Result<()> {
+        let wanted: usize = parts.iter().map(|(_, bytes)| bytes.len()).sum();
+        let what = |at: u64| format!("write memory of task {} at {at:x}", self.pid);
+        let n = vm::write_parts(self.pid, parts);
+        let n = n.context(|| what(parts.first().map_or(0, |&(at, _)| at)))?;
         self.written.fetch_add(n as u64, Ordering::Relaxed);
-        if n == bytes.len() {
+        if n == wanted {
             return Ok(());
         }
+        let mut left = n;
+        let stopped = parts.iter().find(|(_, bytes)| {
+            let is_whole = left >= bytes.len();
+            left = left.saturating_sub(bytes.len());
+            !is_whole
+        });
         Err(Error::Os {
-            what: format!("write memory of task {} at {vaddr:x}", self.pid),
+            what: what(stopped.map_or(0, |&(at, _)| at)),
             source: std::io::Error::from_raw_os_error(libc::EFAULT),
         })
     }
@@ -239,14 +266,14 @@ impl Filler<'_> {
             let same = known[at / page] && bytes[at..at + page] == other[at..at + page];
             if same {
                 if at > start {
-                    self.put(vaddr + start as u64, &bytes[start..at])?;
+                    self.put(&[(vaddr + start as u64, &bytes[start..at])])?;
                 }
                 start = at + page;
             }
             at += page;
         }
         if at > start {
-            self.put(vaddr + start as u64, &bytes[start..at])?;
+            self.put(&[(vaddr + start as u64, &bytes[start..at])])?;
         }
         Ok(())
     }
@@ -254,7 +281,7 @@ impl Filler<'_> {
 
 impl Inherited<'_> {
     /// Whether the images say that a piece is just what the parent has.
-    fn has(&self, piece: &Piece<'_>) -> bool {
+    fn has(&self, piece: &Part<'_>) -> bool {
         let mut at = piece.vaddr;
         for (stretch, Range { start, end }) in self.within(piece.range()) {
             if start != at || stretch.origin() != piece.stretch.origin() {
