@@ -274,16 +274,19 @@ pub(crate) fn is_spent(checkpoint: &Value, uid: &str, container: &str) -> bool {
 
 /// The containers that have begun with a checkpoint, restored or cold.
 pub(crate) fn begun_with(checkpoint: &Value) -> impl Iterator<Item = &Value> {
-    let all = checkpoint["status"]["restoredContainers"].as_array();
-    all.into_iter().flatten().filter(|one| one[AGAIN] != true)
+    tried_with(checkpoint).filter(|one| one[AGAIN] != true)
+}
+
+/// The containers that were to begin with a checkpoint, also those that could not be restored and are tried again.
+pub(crate) fn tried_with(checkpoint: &Value) -> impl Iterator<Item = &Value> {
+    checkpoint["status"]["restoredContainers"].as_array().into_iter().flatten()
 }
 
 /// Whether it was restored then, and has not started cold.
 #[must_use]
 pub(crate) fn is_restored(checkpoint: &Value, uid: &str, container: &str) -> bool {
-    let all = checkpoint["status"]["restoredContainers"].as_array();
     let is_it = |c: &Value| c["name"] == container && c["podUID"] == uid && c["restored"] == true;
-    all.is_some_and(|all| all.iter().any(is_it))
+    tried_with(checkpoint).any(is_it)
 }
 
 /// Whether all containers of a checkpoint have begun in the pod that it is for.

@@ -9,7 +9,9 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::api::GROUP;
-use crate::checkpoint::{AGAIN, claimed_by, is_in_progress, is_ready, objection, path, replica};
+use crate::checkpoint::{
+    AGAIN, claimed_by, is_in_progress, is_ready, objection, path, replica, tried_with,
+};
 use crate::error::{Context, Error, Result};
 use crate::pod::{
     CONNECTIONS, GATE, RESTORE_FROM, RESTORE_REQUEST, Replica, WAITS_SINCE, annotation, condition,
@@ -358,7 +360,7 @@ pub fn account(pod: &Value, checkpoints: &[Value]) -> Vec<String> {
 
 fn of_checkpoint(pod: &Value, one: &Value) -> Vec<String> {
     let mut lines: Vec<String> = objection(pod, one).into_iter().collect();
-    for told in one["status"]["restoredContainers"].as_array().into_iter().flatten() {
+    for told in tried_with(one) {
         let name = text(told, "/name");
         let message = text(told, "/message");
         lines.push(match (told["restored"] == true, told[AGAIN] == true) {

@@ -112,6 +112,12 @@ pub fn is_lazy(pod: &Value) -> bool {
         && pod["metadata"]["labels"][MIGRATION].is_null()
 }
 
+/// Whether a pod continues from this checkpoint, or begins with this snapshot.
+#[must_use]
+pub(crate) fn restores_from(pod: &Value, namespace: &str, name: &str) -> bool {
+    annotation(pod, RESTORE_FROM) == Some(name) && text(pod, "/metadata/namespace") == namespace
+}
+
 /// Whether a pod waits behind our gate.
 #[must_use]
 pub(crate) fn is_gated(pod: &Value) -> bool {

@@ -250,8 +250,8 @@ impl Node {
         // One that must not start cold has not begun.
         let again = !restored && pod.as_ref().is_some_and(must_be_restored);
         if !again {
-            let cold = !restored;
-            let counter = if cold { "containers_cold_total" } else { "containers_restored_total" };
+            let counter =
+                if restored { "containers_restored_total" } else { "containers_cold_total" };
             self.counters.add(counter, 1);
         }
         let Some(pod) = pod else { return Ok(Answer::Noted) };

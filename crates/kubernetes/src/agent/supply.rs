@@ -28,7 +28,7 @@ use super::peer::{Caller, PeerLine};
 use crate::checkpoint::path;
 use crate::error::{Error, Result};
 use crate::event::{self, Kind};
-use crate::pod::{RESTORE_FROM, annotation, text};
+use crate::pod::{restores_from, text};
 
 /// How often a node is asked again that does not answer.
 const STEP: Duration = Duration::from_millis(200);
@@ -85,9 +85,7 @@ impl Node {
     pub(super) fn readers(&self, namespace: &str, name: &str) -> Result<Vec<Value>> {
         let mut pods = self.api.list(&self.pods_here())?;
         pods.retain(|pod| {
-            text(pod, "/spec/nodeName") == self.name
-                && text(pod, "/metadata/namespace") == namespace
-                && annotation(pod, RESTORE_FROM) == Some(name)
+            text(pod, "/spec/nodeName") == self.name && restores_from(pod, namespace, name)
         });
         Ok(pods)
     }

@@ -160,10 +160,17 @@ fn given_way(server: &Arc<Server>, node1: &Arc<Node>) -> String {
     let mut new = pod("new", "node2");
     new["metadata"]["annotations"] = json!({ RESTORE_FROM: name });
     server.put(POD, new);
-    let mut object = server.get(&path("a", &name)).unwrap();
-    object["status"]["claimedBy"] = json!({ "name": "web-0", "uid": "new" });
-    server.put(&path("a", &name), object);
+    change_checkpoint(server, &name, |object| {
+        object["status"]["claimedBy"] = json!({ "name": "web-0", "uid": "new" });
+    });
     name
+}
+
+/// Changes the object of a checkpoint.
+fn change_checkpoint(server: &Server, name: &str, change: impl FnOnce(&mut Value)) {
+    let mut object = server.get(&path("a", name)).unwrap();
+    change(&mut object);
+    server.put(&path("a", name), object);
 }
 
 #[test]

@@ -87,10 +87,9 @@ impl Node {
         })?;
         let known: HashSet<(&str, &str)> = objects.iter().map(name).collect();
         for (namespace, name) in &here {
-            let dir = self.store.find(namespace, name);
             // Whoever brings its memory finds out that it is gone, and tells the pods that lose it.
-            let is_awaited = dir.is_some_and(|dir| is_awaited(&dir));
-            if !known.contains(&(namespace.as_str(), name.as_str())) && !is_awaited {
+            let comes = || self.store.find(namespace, name).is_some_and(|dir| is_awaited(&dir));
+            if !known.contains(&(namespace.as_str(), name.as_str())) && !comes() {
                 self.store.remove(namespace, name)?;
                 upkeep.looked = None;
             }

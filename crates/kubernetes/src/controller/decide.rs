@@ -11,10 +11,11 @@ use super::{migrate, policy, turns};
 use crate::checkpoint::{
     NODE_LABEL, begun_with, claimed_by, ends_its_pod, gives_way, is_in_progress, is_ordered,
     is_ready, is_sealed, is_shared, is_used, lost_work, memory_comes, memory_comes_to, replica,
+    tried_with,
 };
 use crate::disruption::{Fate, fate, job_of};
 use crate::pod::{
-    MIGRATION, RESTORE_FROM, RESTORE_REQUEST, Replica, annotation, is_gated, is_ours,
+    MIGRATION, RESTORE_REQUEST, Replica, annotation, is_gated, is_ours, restores_from,
     template_hash, text,
 };
 use crate::time;
@@ -410,10 +411,8 @@ fn is_expired(one: &Value, pods: &[Value], now: i64) -> bool {
 /// Whether the pod that a checkpoint is for runs while its memory comes, however long that takes; of a snapshot, a pod on a node that
 /// it comes to.
 pub(super) fn is_being_fetched(one: &Value, pods: &[Value]) -> bool {
-    let begins_with = |pod: &&Value| {
-        annotation(pod, RESTORE_FROM) == one["metadata"]["name"].as_str()
-            && pod["metadata"]["namespace"] == one["metadata"]["namespace"]
-    };
+    let (namespace, name) = (text(one, "/metadata/namespace"), text(one, "/metadata/name"));
+    let begins_with = |pod: &&Value| restores_from(pod, namespace, name);
     memory_comes(one)
         && match is_shared(one) {
             true => {
@@ -450,10 +449,8 @@ fn is_abandoned(one: &Value, pods: &[Value]) -> bool {
 
 /// Whether a pod may begin with its checkpoint, or may have begun and nobody could be told.
 fn may_begin(pod: &Value, checkpoint: &Value) -> bool {
-    let status = &checkpoint["status"];
-    let was_about_to = !text(status, "/restoringOn").is_empty();
-    let mut tried = status["restoredContainers"].as_array().into_iter().flatten();
-    let has_tried = tried.any(|one| one["podUID"] == pod["metadata"]["uid"]);
+    let was_about_to = !text(checkpoint, "/status/restoringOn").is_empty();
+    let has_tried = tried_with(checkpoint).any(|one| one["podUID"] == pod["metadata"]["uid"]);
     text(pod, "/status/phase") != "Failed" || was_about_to && !has_tried
 }
 

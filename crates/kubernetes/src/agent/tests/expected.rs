@@ -35,9 +35,7 @@ impl Scene {
     }
 
     fn change(&self, change: impl FnOnce(&mut Value)) {
-        let mut object = self.object();
-        change(&mut object);
-        self.server.put(&path("a", &self.name), object);
+        change_checkpoint(&self.server, &self.name, change);
     }
 
     /// Which nodes have the checkpoint when all have looked what is expected of them.

@@ -34,6 +34,19 @@ fn content() -> Vec<u8> {
     (0..LEN).map(|at| (at / 997).to_le_bytes()[0] | 1).collect()
 }
 
+/// A container of the first pod begins with the checkpoint in `dir`.
+fn begin(dir: &Path) {
+    let file = begun(dir, &container("new"));
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(file, "").unwrap();
+}
+
+/// All memory of the checkpoint in `dir` comes, and is what it was.
+fn all_comes(dir: &Path) {
+    until("all is there", || !comes_late(dir));
+    assert_eq!(fs::read(dir.join(PAGES)).unwrap(), content());
+}
+
 impl Scene {
     fn new() -> Self {
         let (server, place, nodes) = three_nodes();
@@ -92,9 +105,7 @@ impl Scene {
     }
 
     fn change(&self, change: impl FnOnce(&mut Value)) {
-        let mut object = self.object();
-        change(&mut object);
-        self.server.put(&path("a", &self.name), object);
+        change_checkpoint(&self.server, &self.name, change);
     }
 
     /// The directory of the checkpoint on node2, and whether its memory comes while the pod runs.
@@ -238,19 +249,14 @@ fn a_pod_does_not_wait_for_memory_that_was_on_its_way_before_it() {
     let (dir, lazy) = scene.created();
     assert!(lazy, "it has waited");
     drop(shut);
-    until("all is there", || !comes_late(&dir));
-    assert_eq!(fs::read(dir.join(PAGES)).unwrap(), content());
+    all_comes(&dir);
 }
 
 #[test]
 fn memory_that_was_on_its_way_comes_for_the_next_pod_that_claims_it() {
     let scene = Scene::new();
-    let (at, node2) = (path("a", &scene.name), &scene.nodes[1]);
-    let change = |change: &dyn Fn(&mut Value)| {
-        let mut object = scene.server.get(&at).unwrap();
-        change(&mut object["status"]);
-        scene.server.put(&at, object);
-    };
+    let node2 = &scene.nodes[1];
+    let change = |change: &dyn Fn(&mut Value)| scene.change(|object| change(&mut object["status"]));
     let mut pod = scene.server.get(POD).unwrap();
     pod["spec"]["nodeName"] = json!("");
     scene.server.put(POD, pod.clone());
@@ -270,8 +276,7 @@ fn memory_that_was_on_its_way_comes_for_the_next_pod_that_claims_it() {
         status["expectedOn"] = json!([]);
     });
     drop(shut);
-    until("all is there", || !comes_late(&dir));
-    assert_eq!(fs::read(dir.join(PAGES)).unwrap(), content());
+    all_comes(&dir);
 }
 
 #[test]
@@ -321,8 +326,7 @@ fn the_memory_of_a_snapshot_comes_once_while_its_pods_run() {
     // It goes on coming when the pod is gone that it began to come for.
     scene.server.api("controller").delete(POD).unwrap();
     drop(shut);
-    until("all is there", || !comes_late(&dir));
-    assert_eq!(fs::read(dir.join(PAGES)).unwrap(), content());
+    all_comes(&dir);
     assert!(!scene.says_memory());
     assert!(!checkpoint::memory_comes_to(&scene.object(), "node2"));
     assert!(!scene.created_for(second()).1, "it is as any other by then");
@@ -356,8 +360,7 @@ fn pods_do_not_wait_for_a_snapshot_that_is_on_its_way_for_nobody() {
     assert!(scene.says_memory());
     scene.server.api("controller").delete(POD).unwrap();
     drop(shut);
-    until("all is there", || !comes_late(&dir));
-    assert_eq!(fs::read(dir.join(PAGES)).unwrap(), content());
+    all_comes(&dir);
     // There is no pod in whose name that could be told.
     assert!(!scene.says_memory());
 }
@@ -367,9 +370,7 @@ fn a_snapshot_whose_memory_was_lost_comes_anew() {
     let scene = Scene::shared();
     let shut = scene.gate.lock().unwrap();
     let (dir, _) = scene.created();
-    let file = begun(&dir, &container("new"));
-    fs::create_dir_all(file.parent().unwrap()).unwrap();
-    fs::write(file, "").unwrap();
+    begin(&dir);
     // Its node does not have it for a while.
     let there = scene.nodes[0].store.find("a", &scene.name).unwrap();
     let away = scene.place.path().join("away");
@@ -390,9 +391,7 @@ fn pods_are_told_of_a_snapshot_that_somebody_removes() {
     let scene = Scene::shared();
     let shut = scene.gate.lock().unwrap();
     let (dir, _) = scene.created();
-    let file = begun(&dir, &container("new"));
-    fs::create_dir_all(file.parent().unwrap()).unwrap();
-    fs::write(file, "").unwrap();
+    begin(&dir);
     scene.server.api("controller").delete(&path("a", &scene.name)).unwrap();
     for node in &scene.nodes[..2] {
         node.sweep().unwrap();
@@ -499,9 +498,7 @@ fn nobody_waits_for_memory_that_is_lost() {
     let scene = Scene::new();
     let shut = scene.gate.lock().unwrap();
     let (dir, _) = scene.created();
-    let file = begun(&dir, &container("new"));
-    fs::create_dir_all(file.parent().unwrap()).unwrap();
-    fs::write(file, "").unwrap();
+    begin(&dir);
     // One asks later, and others come when nothing comes any more.
     let socket = dir.join("containers/main").join(SOCKET);
     let mut idle = UnixStream::connect(&socket).unwrap();
@@ -524,9 +521,7 @@ fn memory_that_is_lost_is_told_of_the_pod_that_has_begun() {
         let (dir, lazy) = scene.created();
         assert!(lazy);
         if has_begun {
-            let file = begun(&dir, &container("new"));
-            fs::create_dir_all(file.parent().unwrap()).unwrap();
-            fs::write(file, "").unwrap();
+            begin(&dir);
         }
         // The node has lost it.
         scene.nodes[0].store.remove("a", &scene.name).unwrap();
@@ -582,8 +577,7 @@ fn an_agent_that_comes_back_goes_on_bringing_memory() {
     back.resume();
     drop(shut);
     thread::spawn(move || feed.want(1, 0, LEN as u64)).join().unwrap().unwrap();
-    until("all is there", || !comes_late(&dir));
-    assert_eq!(fs::read(dir.join(PAGES)).unwrap(), content());
+    all_comes(&dir);
 }
 
 #[test]

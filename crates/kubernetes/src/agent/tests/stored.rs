@@ -68,9 +68,7 @@ impl Scene {
 
     /// Changes what the API server says of a checkpoint.
     fn change(&self, name: &str, change: impl FnOnce(&mut Value)) {
-        let mut object = self.object(name);
-        change(&mut object);
-        self.server.put(&path("a", name), object);
+        change_checkpoint(&self.server, name, change);
     }
 
     /// Nobody answers any more where the node of a checkpoint was.
