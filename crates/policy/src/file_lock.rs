@@ -92,17 +92,22 @@ impl FileLock {
         &self,
         tasks: impl Iterator<Item = (u32, TableNumber, &'t [Descriptor])> + Clone,
     ) -> Result<(usize, u32)> {
-        let invalid = |reason: &str| Error::Invalid {
-            image: kind::FILE_LOCKS.file_name(0),
-            reason: format!("the lock of task {} on fd {} {reason}", self.task, self.fd),
-        };
         let mut all = tasks.clone().enumerate();
         let own = all.find(|(_, (pid, ..))| pid.cast_signed() == self.task);
-        let (task, (_, table, _)) = own.ok_or_else(|| invalid("is that of no task"))?;
+        let (task, (_, table, _)) = own.ok_or_else(|| self.invalid("is that of no task"))?;
         let shared = tasks.filter(|(_, other, _)| *other == table).flat_map(|(.., fds)| fds);
         let mut shared = shared.filter(|fd| fd.fd.cast_signed() == self.fd);
-        let fd = shared.next().ok_or_else(|| invalid("has no descriptor"))?;
+        let fd = shared.next().ok_or_else(|| self.invalid("has no descriptor"))?;
         Ok((task, fd.file))
+    }
+
+    /// What is wrong with it in the images.
+    #[must_use]
+    pub fn invalid(&self, reason: &str) -> Error {
+        Error::Invalid {
+            image: kind::FILE_LOCKS.file_name(0),
+            reason: format!("the lock of task {} on fd {} {reason}", self.task, self.fd),
+        }
     }
 
     fn read(entry: &FileLockEntry) -> Option<Self> {

@@ -62,12 +62,7 @@ impl TcpStream {
     /// # Errors
     /// A damaged image, or none.
     pub fn read(images: &ImageDir, socket: &InetSocket) -> Result<Self> {
-        if socket.connection == Connection::LastPeer {
-            return Ok(TcpStream::default());
-        }
-        let (entry, _) = Self::open(images, socket)?;
-        let image = || kind::TCP_STREAM.file_name(socket.inode.into());
-        Self::of(&entry).map_err(|reason| Error::Invalid { image: image(), reason })
+        Self::whole(images, socket).map(|(stream, _)| stream)
     }
 
     /// What waits in a connection.
@@ -75,13 +70,13 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::read`].
     pub fn queues(images: &ImageDir, socket: &InetSocket) -> Result<Queues> {
-        match socket.connection {
-            Connection::LastPeer => Ok(Queues::default()),
-            _ => Self::open(images, socket).map(|(_, queues)| queues),
-        }
+        Self::whole(images, socket).map(|(_, queues)| queues)
     }
 
-    fn open(images: &ImageDir, socket: &InetSocket) -> Result<(TcpStreamEntry, Queues)> {
+    fn whole(images: &ImageDir, socket: &InetSocket) -> Result<(Self, Queues)> {
+        if socket.connection == Connection::LastPeer {
+            return Ok(<(Self, Queues)>::default());
+        }
         let number = u64::from(socket.inode);
         let mut reader = images.reader(kind::TCP_STREAM, number)?.ok_or_else(|| {
             let reason =
@@ -92,7 +87,10 @@ impl TcpStream {
         let received = reader.raw(entry.inq_len.into())?;
         let queued = reader.raw(entry.outq_len.into())?;
         reader.end()?;
-        Ok((entry, (received, queued)))
+        let image = || kind::TCP_STREAM.file_name(number);
+        let stream =
+            Self::of(&entry).map_err(|reason| Error::Invalid { image: image(), reason })?;
+        Ok((stream, (received, queued)))
     }
 
     fn of(entry: &TcpStreamEntry) -> std::result::Result<Self, String> {

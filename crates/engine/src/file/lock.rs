@@ -348,11 +348,7 @@ fn lease(
         match reopen(file.as_fd(), how | OFlags::NONBLOCK) {
             Err(Error::Os { source, .. })
                 if source.raw_os_error() == Some(Errno::WOULDBLOCK.raw_os_error()) => {}
-            Ok(_) => {
-                let (task, fd) = (lock.task, lock.fd);
-                let why = format!("the lock of task {task} on fd {fd} cannot be broken again");
-                return Err(Error::invalid("filelocks.img", why));
-            }
+            Ok(_) => return Err(lock.invalid("cannot be broken again").into()),
             Err(e) => return Err(e),
         }
     }

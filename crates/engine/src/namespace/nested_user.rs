@@ -13,8 +13,7 @@ use torpor_sys::ns;
 use torpor_tracee::Tracee;
 use torpor_tracee::syscall::{self, RemoteFd};
 
-use super::homes::Homes;
-use super::homes::{NESTED, open_of};
+use super::homes::{Homes, NESTED, open_of};
 use super::user::{IdMaps, NestedUser, with_resident};
 use super::{Namespace, Namespaces, NsKind, send_into};
 use crate::dump::tasks::Task;

@@ -340,7 +340,7 @@ fn networks(
 fn limits_of_ipc(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) -> Result<()> {
     let joined = view.passed.joined.iter().any(|kind| kind == NsKind::Ipc.name());
     for ns in spaces.of_kind(NsKind::Ipc).filter(|ns| !ns.is_host && !joined) {
-        for setting in spaces.filling.objects(ns.id)?.setup().limits.all() {
+        for setting in spaces.filling.objects(ns.id)?.setup.limits.all() {
             let known = (setting.path(), setting.value.clone());
             if !view.told.contains(&known) {
                 let ask = Ask::IpcLimit { name: setting.key(), value: known.1 };

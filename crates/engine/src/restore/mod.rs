@@ -146,7 +146,8 @@ impl<'a> Restore<'a> {
         listed::check(&view, &plan)?;
         tracing::debug!("the images are read again, and compared, in {:?}", begun.elapsed());
         if opts.given.refuse_unused {
-            unused::check(opts, &images, &checkpoint, &planned.spaces)?;
+            let known = (&planned.spaces, &planned.parts.terminals[..]);
+            unused::check(opts, &images, &checkpoint, known)?;
         }
         images.stop_pinning(|name| !load::is_loaded(name));
         let Checkpoint { inventory, tasks, files, .. } = checkpoint;

@@ -28,7 +28,7 @@ pub(super) fn check(
     opts: &Options,
     images: &ImageDir,
     checkpoint: &Checkpoint,
-    namespaces: &Namespaces,
+    (namespaces, terminals): (&Namespaces, &[Terminal]),
 ) -> Result<()> {
     joined(&opts.given.join_ns)?;
     mounts(&opts.given, images, namespaces)?;
@@ -42,9 +42,8 @@ pub(super) fn check(
         return Ok(());
     }
     let spaces = SpacesGiven::of(namespaces);
-    let terminals = Terminal::all(images)?;
     let files = checkpoint.files.values();
-    let files: Vec<FileKey<'_>> = files.filter_map(|file| FileKey::of(file, &terminals)).collect();
+    let files: Vec<FileKey<'_>> = files.filter_map(|file| FileKey::of(file, terminals)).collect();
     let mut seen = HashSet::new();
     for InheritFd { fd, key } in &opts.given.inherit_fd {
         let option = || match opts.given.fuse.iter().find(|new| Arc::ptr_eq(&new.connection.fd, fd))

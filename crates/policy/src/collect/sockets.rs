@@ -129,7 +129,6 @@ pub(super) fn connections(
         let socket = InetSocket::of(entry)
             .map_err(|reason| Error::Invalid { image: kind::FILES.file_name(0), reason })?;
         let Some(socket) = socket.filter(InetSocket::is_kept) else { continue };
-        TcpStream::read(checkpoint.images, &socket)?;
         let (received, sent) = TcpStream::queues(checkpoint.images, &socket)?;
         let ask = TcpStream::ask(&socket);
         ask.into_iter().for_each(|ask| all.add(kind::FILES.file_name(0), None, ask));

@@ -8,7 +8,8 @@ use crate::error::{Error, Result};
 /// The limits and objects of an IPC namespace. Those of segments are without their contents.
 #[derive(Debug)]
 pub(crate) struct IpcFilling {
-    pub(super) setup: IpcSetup,
+    /// Its limits, and what is made before there are System V objects.
+    pub setup: IpcSetup,
     pub(super) semaphores: Vec<Semaphores>,
     pub(super) queues: Vec<MessageQueue>,
     pub(super) segments: Vec<Segment>,
@@ -35,10 +36,5 @@ impl IpcFilling {
             segments.push(segment);
         }
         Ok(Some(IpcFilling { setup, semaphores, queues, segments }))
-    }
-
-    /// What is made before there are System V objects.
-    pub(crate) fn setup(&self) -> &IpcSetup {
-        &self.setup
     }
 }
