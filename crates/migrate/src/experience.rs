@@ -159,6 +159,11 @@ impl Sample {
         Self { kind, factors, rehearsed: None, pace, last }
     }
 
+    /// How long its rounds took, and what part of the first the last one was, if there were several.
+    pub(crate) fn rounds(&self) -> Option<(Pace, f64)> {
+        self.pace.zip(self.last)
+    }
+
     /// That a rehearsal would have been off by this.
     #[must_use]
     pub(crate) fn rehearsed(self, rehearsed: Option<Factors>) -> Self {

@@ -158,10 +158,9 @@ impl Source<'_> {
         let Some(estimate) = &self.estimate else { return };
         let real = pause(&self.downtime);
         let factors = Factors::between(&estimate.plain, &real);
-        let rehearsed = rehearsed(&estimate.measured, &real, &self.rounds, self.plan.mode);
-        let rehearsed = rehearsed.map(|expected| Factors::between(&expected, &real));
         let sample = Sample::new(self.kind.clone(), factors, &self.rounds, self.plan.mode);
-        let sample = sample.rehearsed(rehearsed);
+        let expected = rehearsed(&estimate.measured, &real, &sample, self.plan.mode);
+        let sample = sample.rehearsed(expected.map(|it| Factors::between(&it, &real)));
         // Others may have learned something meanwhile.
         if let Err(error) = Experience::of(&self.plan.state_dir).add(sample) {
             tracing::warn!("{error}");
@@ -196,18 +195,14 @@ fn freeze(whole: Option<Duration>, last: Duration, shape: &Shape) -> Duration {
 
 /// What a rehearsal of a migration with rounds would have expected of its pause, had it known how long the tasks were looked at and
 /// what the rounds were: a tree that is made as fast as it was read.
-fn rehearsed(measured: &Measured, real: &Pause, rounds: &[Round], mode: Mode) -> Option<Pause> {
-    // Pages that were fetched when the tasks ran there are of no round that they waited for.
-    let waited = &rounds[..rounds.len() - usize::from(mode.is_lazy())];
-    let [first, .., last] = rounds else { return None };
-    let pace = Pace::of(waited).filter(|_| mode.has_rounds())?;
+fn rehearsed(measured: &Measured, real: &Pause, took: &Sample, mode: Mode) -> Option<Pause> {
+    let (pace, last) = took.rounds().filter(|_| mode.has_rounds())?;
     let beside = if mode.is_lazy() { Duration::ZERO } else { measured.saving };
     let freeze = real.freeze + beside;
     let restore = freeze + measured.restore.saturating_sub(measured.freeze);
     let known =
         Measured { link: pace.rate, freeze, restore, each: seconds(pace.each), ..*measured };
-    let part = (float(last.pages) / float(first.pages).max(1.0)).min(1.0);
-    Some(known.pause(mode, part * float(known.memory)))
+    Some(known.pause(mode, last * float(known.memory)))
 }
 
 fn pause(of: &Downtime) -> Pause {
@@ -331,14 +326,22 @@ mod tests {
         let real = Pause { freeze: ms(70), transfer: ms(30), restore: ms(50) };
         // The last round is as long as its pages are many: each brings 100 MB in 100 ms.
         let rounds = [round(1000, 1000), round(100, 100), round(10, 10)];
-        let said = |mode| rehearsed(&measured, &real, &rounds, mode);
+        let said_of = |rounds: &[Round], mode| {
+            let shape = Shape::default();
+            let (to, program, size) = (String::new(), String::new(), Size::of(&shape));
+            let kind =
+                MoveKind { to, mode, is_container: false, program, size, is_measured: false };
+            let factors = Factors::between(&real, &real);
+            rehearsed(&measured, &real, &Sample::new(kind, factors, rounds, mode), mode)
+        };
+        let said = |mode| said_of(&rounds, mode);
         let [hybrid, pipelined, pre_copy] =
             [Mode::Hybrid, Mode::Pipelined, Mode::PreCopy].map(|mode| said(mode).unwrap());
         assert_eq!((hybrid.freeze, hybrid.restore), (ms(70), ms(70)));
         assert_eq!(pipelined.restore, ms(80));
         assert_eq!(pre_copy.restore, ms(1070));
         assert_eq!(said(Mode::StopAndCopy), None);
-        assert_eq!(rehearsed(&measured, &real, &rounds[..1], Mode::PreCopy), None);
+        assert_eq!(said_of(&rounds[..1], Mode::PreCopy), None);
     }
 
     /// The destination builds a tree while the first round comes, which no other one has to wait for.

@@ -422,28 +422,31 @@ impl Link {
     /// If the link is down.
     pub(super) fn close(&mut self) -> Result<()> {
         self.say(&Request::Over)?;
-        let start = Instant::now();
-        while let Some(left) = HEARD.checked_sub(start.elapsed())
-            && wait_readable(&[self.line.as_fd()], Some(left))? == [true]
-            && self.line.wait(&[])?.is_none()
-        {}
-        Ok(())
+        self.speaks_within(HEARD).map(drop)
     }
 
     /// Why the destination has refused, if it says so soon.
     pub(super) fn last_word(&mut self) -> Option<Error> {
+        if !self.speaks_within(SOON).ok()? {
+            return None;
+        }
+        match self.hear().ok()? {
+            reply @ Reply::Refused { by_source: false, .. } => Some(unexpected(reply)),
+            _ => None,
+        }
+    }
+
+    /// Waits until the destination says more than that it lives, or closes the line; whether it has within this time.
+    fn speaks_within(&mut self, time: Duration) -> Result<bool> {
         let start = Instant::now();
-        while let Some(left) = SOON.checked_sub(start.elapsed())
-            && wait_readable(&[self.line.as_fd()], Some(left)).ok()? == [true]
+        while let Some(left) = time.checked_sub(start.elapsed())
+            && wait_readable(&[self.line.as_fd()], Some(left))? == [true]
         {
-            if self.line.wait(&[]).ok()?.is_some() {
-                return match self.hear().ok()? {
-                    reply @ Reply::Refused { by_source: false, .. } => Some(unexpected(reply)),
-                    _ => None,
-                };
+            if self.line.wait(&[])?.is_some() {
+                return Ok(true);
             }
         }
-        None
+        Ok(false)
     }
 }
 
