@@ -8,8 +8,8 @@ use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use aws_lc_rs::digest::{self, SHA256};
 use serde_json::{Value, json};
+use torpor_blobs::oci::sha256;
 
 use crate::bench::{Bench, Goal, median, run};
 use crate::place::{Place, born, memory, number};
@@ -272,12 +272,6 @@ fn alienate(store: &Path) -> Result<()> {
     let config = manifest["config"]["digest"].as_str().context("no configuration")?;
     let new = change(old, (config, &change(config, here)?))?;
     Ok(fs::write(index, text.replace(old, &new))?)
-}
-
-/// The digest of a blob.
-fn sha256(data: &[u8]) -> String {
-    let sum = digest::digest(&SHA256, data);
-    sum.as_ref().iter().fold("sha256:".to_owned(), |sum, byte| format!("{sum}{byte:02x}"))
 }
 
 /// Changes a byte of the largest blob in a directory.
