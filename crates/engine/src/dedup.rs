@@ -33,17 +33,42 @@ type HeldPages = Vec<Range<u64>>;
 /// The pages of each address space or segment, by the kind and the number of its pagemap.
 type All = HashMap<(&'static str, u64), HeldPages>;
 
+/// Whose pages need not be in older dumps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Newer {
+    /// Those of each dump that is newer.
+    All,
+    /// Those of the newest one.
+    Newest,
+}
+
 /// Goes from `images` through all its parents, and returns how many bytes of pages
 /// have been punched out. What this host has made stays known as that (`opts.trust.host_key`).
 ///
 /// # Errors
 /// If an image is damaged, or the file system cannot punch holes.
 pub fn dedup(images: &ImageDir, opts: &Options) -> Result<u64> {
+    dedup_for(Newer::All, images, opts)
+}
+
+/// The same of what `images` themselves have anew: all that there is to do for a chain each of which was treated so when it
+/// came. No hole is punched twice.
+///
+/// # Errors
+/// As [`dedup`].
+pub(crate) fn dedup_round(images: &ImageDir, opts: &Options) -> Result<u64> {
+    dedup_for(Newer::Newest, images, opts)
+}
+
+fn dedup_for(newer: Newer, images: &ImageDir, opts: &Options) -> Result<u64> {
     let mut freed = 0;
     let mut known = All::new();
     let mut parent = images.parent()?;
     learn(&pagemaps(images)?, &mut known);
     while let Some(dir) = parent {
+        if newer == Newer::Newest && known.values().all(Vec::is_empty) {
+            break;
+        }
         let maps = pagemaps(&dir)?;
         let lent = lent(&maps, &known);
         let mut mark = Remark::of(opts.trust.host_key.as_deref(), &dir, opts.memory.workers())?;
@@ -57,7 +82,10 @@ pub fn dedup(images: &ImageDir, opts: &Options) -> Result<u64> {
             }
         }
         mark.map_or(Ok(()), |mark| mark.write(&dir, opts.memory.workers()))?;
-        learn(&maps, &mut known);
+        match newer {
+            Newer::All => learn(&maps, &mut known),
+            Newer::Newest => forget(&maps, &mut known),
+        }
         parent = dir.parent()?;
     }
     Ok(freed)
@@ -112,6 +140,15 @@ fn learn(maps: &[(Kind, Pagemap)], known: &mut All) {
         let own = map.runs.iter().filter(|run| !run.in_parent).map(|run| run.range());
         let ranges = known.entry((kind.name, map.owner)).or_default();
         *ranges = merged(std::mem::take(ranges).into_iter().chain(own).collect());
+    }
+}
+
+/// Takes out the pages of a dump: older ones have lost them to it.
+fn forget(maps: &[(Kind, Pagemap)], known: &mut All) {
+    for (kind, map) in maps {
+        let Some(ranges) = known.get_mut(&(kind.name, map.owner)) else { continue };
+        let own = map.runs.iter().filter(|run| !run.in_parent).map(|run| run.range());
+        *ranges = without(ranges, &merged(own.collect()));
     }
 }
 
@@ -380,6 +417,23 @@ mod tests {
         dedup(&ImageDir::open(at("2")).unwrap(), &Options::default()).unwrap();
         assert_eq!(pages(&at("1")), [0, 0, 1, 1, 0, 1]);
         assert_eq!(pages(&at("2")), [2; 5]);
+    }
+
+    #[test]
+    fn round_by_round_each_hole_is_punched_once() {
+        let top = tempfile::tempdir().unwrap();
+        let at = |name: &str| top.path().join(name);
+        let images = |name: &str| ImageDir::open(at(name)).unwrap();
+        let freed = |name: &str| dedup_round(&images(name), &Options::default()).unwrap();
+        dump(&at("1"), None, &[(10, 6, false)], 1);
+        assert_eq!(freed("1"), 0);
+        dump(&at("2"), Some("../1"), &[(10, 1, true), (11, 3, false), (14, 2, true)], 2);
+        assert_eq!(freed("2"), 3 * PAGE);
+        dump(&at("3"), Some("../2"), &[(10, 1, true), (11, 1, true), (12, 3, false)], 3);
+        // Two of the second one's, and page 14 of the first, which has lost the others.
+        assert_eq!(freed("3"), 3 * PAGE);
+        assert_eq!([pages(&at("1")), pages(&at("2"))], [vec![1, 0, 0, 0, 0, 1], vec![2, 0, 0]]);
+        assert_eq!(pages(&at("3")), [3; 3]);
     }
 
     #[test]

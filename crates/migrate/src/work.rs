@@ -10,7 +10,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 use rustix::io::Errno;
 
 use crate::error::{Context, Result};
@@ -57,6 +57,13 @@ impl WorkDir {
     #[must_use]
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether the file system lets a file in it lose what it has in the middle.
+    #[must_use]
+    pub(crate) fn takes_holes(&self) -> bool {
+        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&self.mark, how, 0, 1).is_ok()
     }
 }
 

@@ -335,6 +335,36 @@ fn hybrid_takes_rounds() {
     wait_until("it has seen its pages", || counter.count() > before + 100);
 }
 
+/// The first round loses there what the second one has anew.
+#[test]
+fn a_page_takes_room_there_once() {
+    const PAGES: u64 = 4000;
+    /// In pages: images that have none, and what a page more or less of the program's takes.
+    const REST: u64 = 200;
+    for mode in ["pre-copy", "pipelined", "hybrid"] {
+        let (here, mut there) = (Host::new(), Host::new());
+        there.start_agent();
+        // It writes most of its pages in each round.
+        let mut counter = Counter::start(PAGES, PAGES);
+        let (used, first) = (here.path("used"), there.path("taken/one/1"));
+        let script = format!(
+            "test $TORPOR_STAGE != stopped || du --block-size=4096 -s {} >{}",
+            first.display(),
+            used.display()
+        );
+        let pid = counter.pid.to_string();
+        let args = ["--pid", &pid, "--id", "one", "--mode", mode, "--max-downtime", "0"];
+        let mut migrate = here.migrate(&args);
+        migrate.args(["--script", &script, "--json", &there.address]);
+        let report = judge(&migrate.output().unwrap()).unwrap_or_else(|e| panic!("{mode}: {e}"));
+        let used = fs::read_to_string(used).unwrap();
+        let used: u64 = used.split_whitespace().next().unwrap().parse().unwrap();
+        let pages = |round: usize| report["rounds"][round]["pages"].as_u64().unwrap();
+        assert!(used < pages(0).saturating_sub(pages(1)) + REST, "{mode}: {used}, {report}");
+        moved(&mut counter, [&here, &there], &report);
+    }
+}
+
 /// Over a link that is slower than this host pages are compressed, if that is asked for.
 #[test]
 fn what_a_slow_link_carries_is_compressed_on_demand() {

@@ -61,8 +61,9 @@ pub(super) fn serve_within(
     let told = connection.write_all(&status.to_le_bytes()).and_then(|()| connection.flush());
     done?;
     told.context(|| "answer the page client".to_owned())?;
-    if opts.memory.auto_dedup {
-        let freed = crate::dedup::dedup(&images, opts)?;
+    // Of files that came as they are stored the pagemaps are still to come.
+    if opts.memory.auto_dedup && !receiver.objects.is_empty() {
+        let freed = crate::dedup::dedup_round(&images, opts)?;
         tracing::info!("Freed {freed} bytes of pages in the images before");
     }
     Ok(())

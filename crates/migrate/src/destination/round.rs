@@ -15,6 +15,7 @@ use crate::record::make_private;
 use crate::wire::difference::{self, Allowance};
 use crate::wire::frame::Line;
 use crate::wire::message::{RoundKind, is_archive, is_image};
+use crate::work::WorkDir;
 
 /// Images of one round.
 const MAX_FILES: usize = 1 << 20;
@@ -53,12 +54,13 @@ impl Incoming {
     /// # Errors
     /// If the directory of the round cannot be made, or the page server or the pager not be started.
     pub(super) fn start(
-        parent: &Path,
+        work: &WorkDir,
         (number, kind): (u32, RoundKind),
         pages: OwnedFd,
         built: u32,
         allowance: Allowance,
     ) -> Result<Self> {
+        let parent = work.path();
         let dir = parent.join(number.to_string());
         make_private(&dir)?;
         let before = format!("../{}", number - 1);
@@ -74,6 +76,11 @@ impl Incoming {
         args.extend(over_pages());
         if number > 1 {
             args.extend(["--prev-images-dir".to_owned(), before]);
+        }
+        // Nobody reads pages any more that a later round has, unless a tree is still to be built of the round.
+        let frees = kind == RoundKind::Running && number > built.max(1);
+        if frees && work.takes_holes() {
+            args.push("--auto-dedup".to_owned());
         }
         let server = engine::start(args, parent, &[], &[(PAGES, pages.as_fd())])?;
         let pages = RoundPages::Coming(server);

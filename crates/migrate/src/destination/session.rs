@@ -193,8 +193,8 @@ impl Session<'_> {
         };
         self.rounds = number;
         let pages = if kind == RoundKind::Lazy { self.place.carry(pages)? } else { pages };
-        let (dir, built) = (self.place.work.path(), self.place.begin.build_after);
-        self.round = Some(Incoming::start(dir, (number, kind), pages, built, self.allowance)?);
+        let (work, built) = (&self.place.work, self.place.begin.build_after);
+        self.round = Some(Incoming::start(work, (number, kind), pages, built, self.allowance)?);
         Ok(())
     }
 
