@@ -5,13 +5,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use rustix::param::{clock_ticks_per_second, page_size};
 
-/// How often memory is looked at.
+/// How often memory is looked at, if that is cheap.
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// A look that took a time is followed by a pause so many times as long. Looks at a tree of 500 processes one behind the other took
+/// half of two processors from the migration that is measured.
+const REST: u32 = 19;
 
 /// Watches the memory of a program, its descendants, and its files in memory.
 pub struct Watch {
@@ -29,9 +33,10 @@ impl Watch {
             let mut is_last = false;
             while !is_last {
                 is_last = stopped.load(Ordering::Relaxed);
+                let begun = Instant::now();
                 let resident: u64 = descendants(root).into_iter().map(resident).sum();
                 most.fetch_max(resident + stored(&files), Ordering::Relaxed);
-                thread::sleep(PAUSE);
+                pause(&stopped, PAUSE.max(begun.elapsed() * REST));
             }
         });
         Self { stop, peak, thread }
@@ -42,6 +47,14 @@ impl Watch {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().map_err(|_| anyhow!("the watch panicked"))?;
         Ok(self.peak.load(Ordering::Relaxed))
+    }
+}
+
+/// Sleeps for so long, or until it is stopped.
+fn pause(stop: &AtomicBool, time: Duration) {
+    let end = Instant::now() + time;
+    while !stop.load(Ordering::Relaxed) && Instant::now() < end {
+        thread::sleep(PAUSE.min(end.saturating_duration_since(Instant::now())));
     }
 }
 
