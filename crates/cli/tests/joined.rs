@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 mod sleeper;
 
-use sleeper::{Sleeper, criu, wait_until};
+use sleeper::{Sleeper, criu, wait_until, write_script};
 
 /// Both ends of connections in one process, one of IPv4 and one of IPv6, which send to each other and count.
 const PROGRAM: &str = r#"
@@ -253,6 +253,32 @@ fn connections_come_to_a_firewall_that_picks_up_none() {
 #[test]
 fn a_lock_of_nftables_goes() {
     there_and_back("nftables");
+}
+
+/// A program takes its time to start: what the network is to be locked with is asked while the tasks run, and the lock
+/// is set without one.
+#[test]
+fn stopped_tasks_wait_for_no_program() {
+    let network = Network::new();
+    let program = Program { dir: tempfile::tempdir().unwrap(), lock: "nftables" };
+    let mut started = program.start(&network, PROGRAM);
+    let tree = started.0.id().to_string();
+    let bin = tempfile::tempdir().unwrap();
+    let path = std::env::var("PATH").unwrap();
+    let script = format!(
+        "#!/bin/sh\ngrep State: /proc/{tree}/status >>{0}/log\nPATH={path} exec nft \"$@\"\n",
+        bin.path().display()
+    );
+    write_script(&bin.path().join("nft"), &script);
+    let plain = program.criu(&["dump", "--tree", &tree]);
+    // From inside of their network, whose rules are not dumped then.
+    let mut dump = network.inside(plain.get_program().to_str().unwrap());
+    dump.args(plain.get_args()).env("PATH", format!("{}:{path}", bin.path().display()));
+    succeeds(&mut dump);
+    started.0.wait().unwrap();
+    let states = fs::read_to_string(bin.path().join("log")).unwrap();
+    assert!(!states.is_empty() && !states.contains("t (tracing stop)"), "{states}");
+    assert!(succeeds(network.inside("nft").args(["list", "tables"])).contains("CRIU-"));
 }
 
 #[test]

@@ -45,6 +45,9 @@ const ATTEMPTS: u32 = 10;
 const NESTED: u16 = short(libc::NLA_F_NESTED);
 const KIND_MASK: u16 = 0x3fff;
 
+/// A change in a batch: its type, flags and body.
+pub type Change<'b> = (u16, u16, &'b [u8]);
+
 /// The type of a message to a part of netfilter.
 ///
 /// # Panics
@@ -162,27 +165,26 @@ impl Socket {
         self.answer_to_change()
     }
 
-    /// As [`Socket::change`], of a part of netfilter that takes changes in batches only: this is one
-    /// batch. `kind` has the number of that part in its upper byte (`NFNL_SUBSYS_*`).
+    /// As [`Socket::change`], of a part of netfilter that takes changes in batches only: these are one
+    /// batch, made in whole or not at all. Their kinds have the number of that part in the upper byte
+    /// (`NFNL_SUBSYS_*`).
     ///
     /// # Errors
     /// If the kernel cannot be talked to.
-    pub fn change_in_batch(
-        &mut self,
-        kind: u16,
-        flags: u16,
-        body: &[u8],
-    ) -> Result<io::Result<()>> {
+    pub fn change_in_batch(&mut self, changes: &[Change<'_>]) -> Result<io::Result<()>> {
+        let Some(&(kind, ..)) = changes.last() else { return Ok(Ok(())) };
         // struct nfgenmsg: family, version, and the part that the batch is for.
         let [part, _] = kind.to_be_bytes();
         let around = [0, 0, 0, part];
         self.sequence += 1;
-        let messages = [
-            self.message(BATCH_BEGIN, REQUEST, &around),
-            self.message(kind, REQUEST | ACK | flags, body),
-            self.message(BATCH_END, REQUEST, &around),
-        ];
-        self.send_bytes(&messages.concat())?;
+        let mut batch = self.message(BATCH_BEGIN, REQUEST, &around);
+        for (at, &(kind, flags, body)) in changes.iter().enumerate() {
+            // The kernel answers to what it refuses, and to the last one.
+            let answer = if at + 1 == changes.len() { ACK } else { 0 };
+            batch.extend(self.message(kind, REQUEST | answer | flags, body));
+        }
+        batch.extend(self.message(BATCH_END, REQUEST, &around));
+        self.send_bytes(&batch)?;
         self.answer_to_change()
     }
 

@@ -30,6 +30,7 @@ use crate::memory::track::Tracking;
 use crate::memory::vma::{self, Vma};
 use crate::namespace::net::FreshSettings;
 use crate::network::accept::{self, Running};
+use crate::network::held;
 use crate::options::Options;
 use crate::page_server::{Lender, Loan, Returned};
 use crate::{DumpReport, proc, support};
@@ -141,15 +142,17 @@ impl Session {
     ) -> Result<Frozen<'s>> {
         support::check(opts)?;
         let (images, former) = begin(opts)?;
+        // What takes a moment, and nobody has to wait for, comes before the hook.
+        let lender = Lender::prepare(opts)?;
+        let fresh = FreshSettings::ahead(opts.pid, &opts.given.external, &opts.network);
+        let running = Running { root: opts.pid, workers: opts.memory.workers() };
+        held::choose_ahead(&opts.network, running);
         hooks.notify(Event::PreDump)?;
         let runs_on = opts.stop.leave_running || opts.leave_stopped;
         self.tracks = opts.memory.track && runs_on;
         let parent = opts.memory.parent.as_deref();
         let tracking = Tracking::prepare(opts.pid, parent, &images, self.tracks)?;
-        let lender = Lender::prepare(opts)?;
         let away = if lender.is_none() { Away::connect(&opts.memory, &opts.trust)? } else { None };
-        let running = Running { root: opts.pid, workers: opts.memory.workers() };
-        let fresh = FreshSettings::ahead(opts.pid, &opts.given.external, &opts.network);
         let held_off = accept::settle(&opts.network, running, &self.guardian);
         let mut tree =
             self.stop(opts, (images, former), (tracking, away), (clients::stop, vma::read))?;

@@ -126,7 +126,7 @@ pub(crate) fn settle(network: &Network, tree: Running, guardian: &Guardian) -> O
 
 /// The network namespaces of tasks, by their inode numbers, each with a task that lives there. One whose first thread has
 /// ended shows none.
-fn networks(tasks: &[i32]) -> HashMap<u64, i32> {
+pub(super) fn networks(tasks: &[i32]) -> HashMap<u64, i32> {
     let space = |&pid: &i32| Some((proc::ns_inode(pid, NsKind::Net.name()).ok()?, pid));
     tasks.iter().filter_map(space).collect()
 }

@@ -5,17 +5,19 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use torpor_kernel::sock_diag::InetSocket;
 use torpor_policy::LockedBy;
 
-use super::accept;
+use super::accept::{self, Running};
 use super::listed::{inodes_of, is_own, is_shared, tcp_sockets};
 use super::nftables::Ends;
 use super::rules::{self, Removal, Scope, Tool};
 use crate::error::{Context, Error, Result};
+use crate::file::found::own_pid;
 use crate::file::socket::address::Address;
 use crate::file::socket::repair::{silence, undo_silence};
 use crate::file::socket::state;
 use crate::guardian::{Guardian, Undo};
 use crate::namespace::{Namespace, Namespaces, NsKind, run_in};
 use crate::options::{Network, NetworkLock};
+use crate::proc;
 
 /// What a dump does to the network.
 #[derive(Debug, Default)]
@@ -94,6 +96,39 @@ pub(crate) fn ends(socket: &InetSocket) -> Option<Ends> {
     };
     let remote = end(socket.destination, socket.destination_port)?;
     Some((remote, end(socket.source, socket.source_port)?))
+}
+
+/// Finds out, before a tree is stopped, what its network is to be locked with: a program is started for that. It is an effort:
+/// what is not known when it has stopped is found out then.
+pub(crate) fn choose_ahead(network: &Network, tree: Running) {
+    let is_chosen = will_lock(network, tree)
+        .and_then(|yes| if yes { rules::choose(network.lock).map(drop) } else { Ok(()) });
+    if let Err(e) = is_chosen {
+        tracing::debug!("it is not known yet what the network is to be locked with: {e}");
+    }
+}
+
+/// Whether [`Held::lock`] will set a lock, as far as can be seen of a tree that runs.
+fn will_lock(network: &Network, tree: Running) -> Result<bool> {
+    let own = proc::ns_inode(own_pid(), NsKind::Net.name())?;
+    let keeps_connections = network.tcp_established && !network.tcp_close;
+    let is_apart = proc::ns_inode(tree.root, NsKind::Net.name())? != own;
+    if network.lock == NetworkLock::Skip || !(keeps_connections || is_apart) {
+        return Ok(false);
+    }
+    let tasks = tree.tasks()?;
+    for (space, member) in accept::networks(&tasks) {
+        let netns: OwnedFd = proc::open(member, "ns/net")?.into();
+        let mut sockets = run_in(&[netns.as_fd()], tcp_sockets)?;
+        if space == own {
+            let inodes = inodes_of(&tasks)?;
+            sockets.retain(|s| keeps_connections && has_peer(s) && inodes.contains(&s.inode));
+        }
+        if !sockets.is_empty() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 impl Held {

@@ -14,6 +14,7 @@ pub(crate) mod held;
 mod iptables;
 mod left;
 pub(crate) mod listed;
+mod new_table;
 mod newcomers;
 mod nftables;
 pub(crate) mod rules;

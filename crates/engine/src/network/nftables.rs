@@ -1,21 +1,22 @@
 //! Locks by nftables, as CRIU sets them: a table of each dump's own.
 
 use std::collections::HashSet;
-use std::fmt::Write as _;
 
 use torpor_images::lock::FAMILY;
 pub(super) use torpor_images::lock::{is_table as is_lock, table};
 use torpor_kernel::netlink::{
-    Body, NETFILTER, NFTA_TABLE_NAME, NetlinkAttributes, Socket, of_netfilter,
+    Body, CREATE, NETFILTER, NFTA_TABLE_NAME, NetlinkAttributes, Socket, of_netfilter,
 };
 use torpor_sys::number::byte;
 
-use super::rules::{Commands, MARK, Scope, argv};
+use super::new_table::{ACCEPT, DROP, LOCAL_IN, LOCAL_OUT, NETWORK, NewTable, TRANSPORT};
+use super::rules::{MARK, Scope};
 use crate::error::{Context, Result};
 use crate::file::socket::address::Address;
 
 const GET_TABLE: u16 = of_netfilter(libc::NFNL_SUBSYS_NFTABLES, libc::NFT_MSG_GETTABLE);
 const DELETE_TABLE: u16 = of_netfilter(libc::NFNL_SUBSYS_NFTABLES, libc::NFT_MSG_DELTABLE);
+const NEW_ELEMENTS: u16 = of_netfilter(libc::NFNL_SUBSYS_NFTABLES, libc::NFT_MSG_NEWSETELEM);
 const GET_ELEMENTS: u16 = of_netfilter(libc::NFNL_SUBSYS_NFTABLES, libc::NFT_MSG_GETSETELEM);
 const DELETE_ELEMENTS: u16 = of_netfilter(libc::NFNL_SUBSYS_NFTABLES, libc::NFT_MSG_DELSETELEM);
 /// The attributes of elements: their table, their set, a list of them; one in the list; its key, as data.
@@ -33,20 +34,120 @@ const NFPROTO_INET: u8 = byte(libc::NFPROTO_INET);
 
 /// A connection: remote and local address.
 pub(crate) type Ends = (Address, Address);
-/// The sets of the connections that a table holds, and whether they are those of IPv6.
-const SETS: [(&str, bool); 2] = [("conns4", false), ("conns6", true)];
 
-/// Sets a lock; `more` adds connections to one that is there. One that should not be there is to
-/// be [removed](remove) before.
-pub(super) fn lock(name: &str, scope: &Scope, more: bool) -> Commands {
-    let input = match scope {
-        Scope::Connections(all) if more => elements(name, all),
-        Scope::Connections(all) => {
-            rules(name, "accept", &sets(), CONNECTIONS) + &elements(name, all)
-        }
-        Scope::All => rules(name, "drop", "", ""),
+/// A set of connections of one family.
+#[derive(Debug)]
+struct ConnectionSet {
+    name: &'static str,
+    is_v6: bool,
+    /// Its number in rules.
+    family: u8,
+    /// Where a header has the addresses that a packet comes from and goes to, and how long each is.
+    addresses: [u32; 2],
+    length: u32,
+    /// What `nft` calls the type of an address.
+    kind: u32,
+}
+
+/// The sets of the connections that a table holds.
+const SETS: [ConnectionSet; 2] = [
+    ConnectionSet {
+        name: "conns4",
+        is_v6: false,
+        family: byte(libc::NFPROTO_IPV4),
+        addresses: [12, 16],
+        length: 4,
+        kind: 7,
+    },
+    ConnectionSet {
+        name: "conns6",
+        is_v6: true,
+        family: byte(libc::NFPROTO_IPV6),
+        addresses: [8, 24],
+        length: 16,
+        kind: 8,
+    },
+];
+/// Where a TCP header has the ports that a packet comes from and goes to; how long each is.
+const PORTS: [u32; 2] = [0, 2];
+const PORT: u32 = 2;
+/// What `nft` calls the type of a port, and the width of such numbers where several are one key.
+const PORT_KIND: u32 = 13;
+const KIND_BITS: u32 = 6;
+/// Keys are in registers of this width, from this one on.
+const WORD: u32 = 4;
+const FIRST_WORD: u32 = libc::NFT_REG32_00.cast_unsigned();
+
+impl ConnectionSet {
+    /// The type and the length of its keys: two ends, each an address and a port that fills a word.
+    fn keys(&self) -> (u32, u32) {
+        let end = self.kind << KIND_BITS | PORT_KIND;
+        (end << (2 * KIND_BITS) | end, 2 * (self.length + WORD))
+    }
+
+    /// Drops the packets of its connections.
+    fn drop_all(&self, table: &mut NewTable<'_>, chain: &str) {
+        table.rule(chain, |rule| {
+            rule.is_of_family(self.family);
+            rule.is_tcp();
+            let mut register = FIRST_WORD;
+            for (address, port) in self.addresses.into_iter().zip(PORTS) {
+                rule.load(NETWORK, (address, self.length), register);
+                register += self.length / WORD;
+                rule.load(TRANSPORT, (port, PORT), register);
+                register += 1;
+            }
+            rule.is_in(self.name);
+            rule.decide(DROP);
+        });
+    }
+}
+
+/// Sets a lock in the network namespace of this thread; `more` adds connections to one that is there.
+///
+/// # Errors
+/// If this kernel has no nftables, or refuses a part of the lock.
+pub(super) fn lock(name: &str, scope: &Scope, more: bool) -> Result<()> {
+    if !more {
+        make(name, scope)?;
+    }
+    match scope {
+        Scope::All => Ok(()),
+        Scope::Connections(all) => add(name, all),
+    }
+}
+
+/// Makes the table of a lock. It holds no connections yet.
+fn make(name: &str, scope: &Scope) -> Result<()> {
+    let (policy, sets): (_, &[_]) = match scope {
+        Scope::All => (DROP, &[]),
+        Scope::Connections(_) => (ACCEPT, &SETS),
     };
-    vec![(argv(&["nft", "-f", "-"]), input)]
+    let mut table = NewTable::new(name);
+    sets.iter().for_each(|set| table.set(set.name, set.keys()));
+    for (chain, hook) in [("output", LOCAL_OUT), ("input", LOCAL_IN)] {
+        table.chain(chain, hook, policy);
+        table.rule(chain, |rule| {
+            rule.has_mark(MARK);
+            rule.decide(ACCEPT);
+        });
+        sets.iter().for_each(|set| set.drop_all(&mut table, chain));
+    }
+    table.make()
+}
+
+/// Has a table hold these connections as well: each is in its set both ways round.
+fn add(table: &str, connections: &[Ends]) -> Result<()> {
+    let mut socket = Socket::open(NETFILTER)?;
+    let what = || format!("add connections to the nftables table {FAMILY} {table}");
+    for set in &SETS {
+        let keys: Vec<Vec<u8>> = both_ways(connections, set.is_v6).map(key).collect();
+        for some in keys.chunks(AT_ONCE) {
+            let body = elements_named(table, set.name, some);
+            socket.change_in_batch(&[(NEW_ELEMENTS, CREATE, &body)])?.context(what)?;
+        }
+    }
+    Ok(())
 }
 
 /// Whether there is a table of a lock in the network namespace of this thread.
@@ -70,7 +171,7 @@ pub(super) fn has(family: u8, table: &str) -> bool {
 /// not there.
 pub(super) fn remove(table: &str) -> Result<()> {
     let mut socket = Socket::open(NETFILTER)?;
-    let done = socket.change_in_batch(DELETE_TABLE, 0, &named(NFPROTO_INET, table))?;
+    let done = socket.change_in_batch(&[(DELETE_TABLE, 0, &named(NFPROTO_INET, table))])?;
     // Whoever closes it waits until no processor uses the rules any more: 20 ms. Nobody else has to;
     // if there can be no thread it is closed here.
     drop(std::thread::Builder::new().spawn(move || drop(socket)));
@@ -101,15 +202,15 @@ pub(super) fn locks() -> Result<Vec<String>> {
 pub(super) fn lift(table: &str, connections: &[Ends]) -> Result<bool> {
     let mut socket = Socket::open(NETFILTER)?;
     let mut found = Vec::new();
-    for (set, is_v6) in SETS {
-        match keys(&mut socket, table, set)? {
-            Some(keys) => found.push((set, is_v6, keys)),
+    for set in &SETS {
+        match keys(&mut socket, table, set.name)? {
+            Some(keys) => found.push((set, keys)),
             None => return Ok(false),
         }
     }
     let mut stays = false;
-    for (_, is_v6, keys) in &mut found {
-        let ours: HashSet<Vec<u8>> = both_ways(connections, *is_v6).map(key).collect();
+    for (set, keys) in &mut found {
+        let ours: HashSet<Vec<u8>> = both_ways(connections, set.is_v6).map(key).collect();
         let before = keys.len();
         keys.retain(|key| ours.contains(key));
         stays |= keys.len() < before;
@@ -117,11 +218,11 @@ pub(super) fn lift(table: &str, connections: &[Ends]) -> Result<bool> {
     if !stays {
         return remove(table).map(|()| true);
     }
-    for (set, _, keys) in found {
+    for (set, keys) in found {
         for some in keys.chunks(AT_ONCE) {
-            let body = elements_named(table, set, some);
+            let body = elements_named(table, set.name, some);
             let what = || format!("remove connections from the nftables table {FAMILY} {table}");
-            socket.change_in_batch(DELETE_ELEMENTS, 0, &body)?.context(what)?;
+            socket.change_in_batch(&[(DELETE_ELEMENTS, 0, &body)])?.context(what)?;
         }
     }
     Ok(true)
@@ -182,43 +283,4 @@ fn named(family: u8, table: &str) -> Vec<u8> {
     let mut body = Body::new(&[family, 0, 0, 0]);
     body.put_text(NFTA_TABLE_NAME, table);
     body.0
-}
-
-/// The rules of both chains.
-const CONNECTIONS: &str = "  ip saddr . tcp sport . ip daddr . tcp dport @conns4 drop\n  \
-                           ip6 saddr . tcp sport . ip6 daddr . tcp dport @conns6 drop\n";
-
-fn sets() -> String {
-    SETS.iter().fold(String::new(), |mut text, (set, is_v6)| {
-        let kind = if *is_v6 { "ipv6" } else { "ipv4" };
-        let _ = writeln!(
-            text,
-            " set {set} {{ type {kind}_addr . inet_service . {kind}_addr . inet_service; }}"
-        );
-        text
-    })
-}
-
-fn rules(name: &str, policy: &str, sets: &str, rules: &str) -> String {
-    let chain = |hook: &str| {
-        format!(
-            " chain {hook} {{\n  type filter hook {hook} priority 0; policy {policy};\n  \
-             meta mark {MARK:#x} accept\n{rules} }}\n"
-        )
-    };
-    format!("table {FAMILY} {name} {{\n{sets}{}{}}}\n", chain("output"), chain("input"))
-}
-
-/// Each connection is in its set both ways round.
-fn elements(name: &str, all: &[Ends]) -> String {
-    let mut text = String::new();
-    for (set, is_v6) in SETS {
-        let listed: Vec<String> = both_ways(all, is_v6)
-            .map(|(a, b)| format!("{} . {} . {} . {}", a.ip(), a.port, b.ip(), b.port))
-            .collect();
-        if !listed.is_empty() {
-            let _ = writeln!(text, "add element {FAMILY} {name} {set} {{ {} }}", listed.join(", "));
-        }
-    }
-    text
 }

@@ -1,4 +1,4 @@
-//! Firewall rules that hold the network still, set by `nft` or `iptables-restore`.
+//! Firewall rules that hold the network still: a table of nftables, or rules that `iptables-restore` sets.
 //!
 //! They are those of CRIU, so that whoever restores can take away what whoever dumped has left:
 //! the inventory says which [`Tool`] has set them, and the id that names them.
@@ -31,12 +31,12 @@ pub(crate) enum Scope {
 /// Calls of programs, each with its input.
 pub(crate) type Commands = Vec<(Vec<String>, String)>;
 
-/// A program that sets rules.
+/// What rules are set with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tool {
     /// `iptables-restore` and `ip6tables-restore`.
     Iptables,
-    /// `nft`.
+    /// Messages to the kernel, as `nft` sends them.
     Nft,
 }
 
@@ -82,8 +82,8 @@ impl Tool {
     }
 }
 
-/// The program to set rules with: the one that was asked for, or `nft` where there is no
-/// iptables. Unasked, `nft` is the first: iptables leaves tables behind.
+/// What to set rules with: what was asked for, or nftables where there is no iptables. Unasked, nftables is the first:
+/// iptables leaves tables behind. It is taken only where `nft` works, with which an administrator can take rules away.
 ///
 /// # Errors
 /// If none that was asked for is installed.
@@ -103,24 +103,18 @@ pub(crate) fn choose(asked: NetworkLock) -> Result<Tool> {
     })
 }
 
-/// Sets a lock in the network namespace of this thread; `more` says that there is one already,
+/// Sets a lock in the network namespace of this thread; `more` says that there is one of this name already,
 /// which is to stop these connections as well.
 ///
 /// # Errors
-/// If the program fails.
+/// If the program fails; if the kernel refuses a part of the table.
 pub(crate) fn lock(tool: Tool, id: &str, scope: &Scope, more: bool) -> Result<()> {
-    let script = match tool {
-        Tool::Iptables => iptables::lock(scope),
-        Tool::Nft => {
-            let table = nftables::table(id);
-            if !more {
-                // It may be from a dump that was killed.
-                nftables::remove(&table)?;
-            }
-            nftables::lock(&table, scope, more)
+    match tool {
+        Tool::Iptables => {
+            iptables::lock(scope).iter().try_for_each(|(argv, input)| run(argv, input))
         }
-    };
-    script.iter().try_for_each(|(argv, input)| run(argv, input))
+        Tool::Nft => nftables::lock(&nftables::table(id), scope, more),
+    }
 }
 
 /// How rules are taken away again by whoever does not know more than this.
