@@ -53,6 +53,7 @@ use crate::effort::Effort;
 use crate::error::{About, Error, Result};
 use crate::file::found::{self, own_pid};
 use crate::file::io_uring;
+use crate::file::lock::AllLocks;
 use crate::file::remap::Remaps;
 use crate::file::table::FileTable;
 use crate::guardian::Guardian;
@@ -165,6 +166,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
         memory::plan_shared(cx, id, pages, &source)?;
     }
     check_lazy(cx)?;
+    let locks = AllLocks::list(&cx.opts.files);
     tracing::info!("Locking the network");
     let live: Vec<i32> = cx.tasks.live().iter().map(|&task| cx.tasks[task].pid).collect();
     cx.network.lock(&cx.opts.network, &cx.guardian, &cx.ns, &live)?;
@@ -194,7 +196,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
             files::dump_descriptors(cx, task)?;
         }
     }
-    cx.kinds.locks.find_mapped(&cx.opts.files, &cx.tasks)?;
+    cx.kinds.locks.find_mapped(locks, &cx.tasks)?;
     tracing::info!("Dumping tasks and their mappings");
     cx.suspects = landlock::Suspects::of(cx)?;
     for task in 0..cx.tasks.len() {

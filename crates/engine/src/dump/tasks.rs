@@ -49,7 +49,7 @@ pub(crate) struct Task {
     pub(crate) descriptors: Vec<Listed>,
     /// Its mappings, as they were before anything of ours was mapped.
     pub vmas: Vec<Vma>,
-    pub(super) maps: Vec<Mapping>,
+    pub maps: Vec<Mapping>,
 }
 
 /// A stub in a process, at an address.

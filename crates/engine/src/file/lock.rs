@@ -11,6 +11,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::thread::JoinHandle;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -104,6 +105,27 @@ fn parse(line: &str) -> Option<FdinfoLock> {
     Some(FdinfoLock { flag, r#type: mode | state, pid: pid.parse().ok()?, start, len })
 }
 
+/// All locks of the system, which another thread lists: the kernel takes a grace period for that, 16 ms in which it does
+/// nothing else.
+#[derive(Debug)]
+pub(crate) struct AllLocks(Option<JoinHandle<torpor_kernel::Result<String>>>);
+
+impl AllLocks {
+    /// Has them listed, if locks are kept, as they are from now on. Until it is done no process can be forked.
+    pub(crate) fn list(files: &Files) -> Self {
+        AllLocks(files.locks.then(|| std::thread::spawn(proc::locks)))
+    }
+
+    /// The list; an empty one if no locks are kept.
+    fn listed(self) -> Result<String> {
+        let Some(thread) = self.0 else { return Ok(String::new()) };
+        match thread.join() {
+            Ok(listed) => Ok(listed?),
+            Err(_) => Err(Error::Bug("a thread that lists locks panicked".to_owned())),
+        }
+    }
+}
+
 impl Locks {
     /// Notes the locks in fdinfo's lines for a descriptor of `task`, whose description
     /// is `id`.
@@ -159,19 +181,15 @@ impl Locks {
     ///
     /// # Errors
     /// `/proc/locks` cannot be read.
-    pub(crate) fn find_mapped(&mut self, files: &Files, tasks: &[Task]) -> Result<()> {
-        // To list all locks of the system takes the kernel a grace period: 16 ms.
-        if !files.locks {
-            return Ok(());
-        }
-        for text in proc::locks()?.lines() {
+    pub(crate) fn find_mapped(&mut self, all: AllLocks, tasks: &[Task]) -> Result<()> {
+        for text in all.listed()?.lines() {
             let Some(line) = parse(text).filter(|line| line.flag == FLOCK) else { continue };
             let name = file(text).unwrap_or_default();
             let Some(task) = tasks.iter().position(|task| task.tgid == line.pid) else { continue };
             let inode = name.rsplit(':').next().and_then(|inode| inode.parse().ok());
-            let mapped = tasks[task].vmas.iter().find(|vma| Some(vma.map.inode) == inode);
-            if let Some(vma) = mapped.filter(|_| !self.flocked.contains(name)) {
-                self.mapped.insert((task, vma.map.start), line.r#type);
+            let mapped = tasks[task].maps.iter().find(|map| Some(map.inode) == inode);
+            if let Some(map) = mapped.filter(|_| !self.flocked.contains(name)) {
+                self.mapped.insert((task, map.start), line.r#type);
             }
         }
         Ok(())
