@@ -54,6 +54,7 @@ pub(super) struct PlannedMemory {
 
 /// Writes `mm-PID.img` and `pagemap-PID.img` of a task and plans its pages.
 pub(super) fn dump_mappings(cx: &mut Dump<'_>, task: usize, flags: &MmFlags) -> Result<()> {
+    cx.know_all()?;
     let vpid = cx.tasks[task].vpid;
     let vmas = std::mem::take(&mut cx.tasks[task].vmas);
     let mut entries = Vec::new();

@@ -121,6 +121,8 @@ pub(crate) struct Dump<'a> {
     found: Vec<lost::Asking>,
     /// What is to be copied when everything else is known.
     memory: memory::PlannedMemory,
+    /// All locks of the system, until they are needed.
+    all_locks: Option<AllLocks>,
     /// Images that are still to be written.
     later: Later,
     /// Changes of memory since the dump before.
@@ -166,7 +168,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
         memory::plan_shared(cx, id, pages, &source)?;
     }
     check_lazy(cx)?;
-    let locks = AllLocks::list(&cx.opts.files);
+    cx.read_meanwhile()?;
     tracing::info!("Locking the network");
     let live: Vec<i32> = cx.tasks.live().iter().map(|&task| cx.tasks[task].pid).collect();
     cx.network.lock(&cx.opts.network, &cx.guardian, &cx.ns, &live)?;
@@ -196,7 +198,6 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
             files::dump_descriptors(cx, task)?;
         }
     }
-    cx.kinds.locks.find_mapped(locks, &cx.tasks)?;
     tracing::info!("Dumping tasks and their mappings");
     cx.suspects = landlock::Suspects::of(cx)?;
     for task in 0..cx.tasks.len() {
@@ -323,6 +324,21 @@ impl<'a> Dump<'a> {
         Ok(())
     }
 
+    /// Has other threads read what the kernel takes long to tell. Nothing is forked from here on.
+    fn read_meanwhile(&mut self) -> Result<()> {
+        self.all_locks = Some(AllLocks::list(&self.opts.files));
+        self.tasks.read_mappings(self.opts.memory.workers())
+    }
+
+    /// Waits until they have.
+    fn know_all(&mut self) -> Result<()> {
+        self.tasks.know_mappings()?;
+        match self.all_locks.take() {
+            Some(all) => self.kinds.locks.find_mapped(all, &self.tasks),
+            None => Ok(()),
+        }
+    }
+
     fn of(opts: &'a Options, images: ImageDir, guardian: Guardian) -> Self {
         let images = Arc::new(images);
         let later = Later::new(Arc::clone(&images), opts.memory.workers());
@@ -348,6 +364,7 @@ impl<'a> Dump<'a> {
             suspects: landlock::Suspects::default(),
             found: Vec::new(),
             memory: memory::PlannedMemory::default(),
+            all_locks: None,
             later,
             tracking: Tracking::default(),
             twins: Twins::default(),

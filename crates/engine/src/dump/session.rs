@@ -154,8 +154,8 @@ impl Session {
         let tracking = Tracking::prepare(opts.pid, parent, &images, self.tracks)?;
         let away = if lender.is_none() { Away::connect(&opts.memory, &opts.trust)? } else { None };
         let held_off = accept::settle(&opts.network, running, &self.guardian);
-        let mut tree =
-            self.stop(opts, (images, former), (tracking, away), (clients::stop, vma::read))?;
+        let (first, mappings) = (clients::stop, vma::read_quickly);
+        let mut tree = self.stop(opts, (images, former), (tracking, away), (first, mappings))?;
         tree.cx.network.held_off = held_off;
         tree.cx.fresh = fresh;
         tree.lender = lender;

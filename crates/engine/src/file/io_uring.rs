@@ -204,6 +204,7 @@ impl IoUringDumper {
         if !found.is_anon("[io_uring]") {
             return Ok(None);
         }
+        tasks.know_mappings()?;
         // The kernel takes its requests in another layout.
         if tasks[found.task].is_32bit() {
             return Err(refuse(found, "it is that of a 32-bit program, which is not supported"));

@@ -67,6 +67,7 @@ impl UserfaultfdDumper {
         if !found.is_anon("[userfaultfd]") {
             return Ok(None);
         }
+        tasks.know_mappings()?;
         let features = features(&found.info)
             .ok_or_else(|| found.refuse("its fdinfo does not show its features"))?;
         let (owner, user_mode_only) = owner(tasks, found)?;
