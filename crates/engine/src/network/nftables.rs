@@ -161,7 +161,16 @@ pub(super) fn has(family: u8, table: &str) -> bool {
         Ok(socket) => socket,
         Err(_) => return false,
     };
-    socket.get(GET_TABLE, &named(family, table)).is_ok_and(|found| found.is_some())
+    let found = socket.get(GET_TABLE, &named(family, table));
+    close(socket);
+    found.is_ok_and(|found| found.is_some())
+}
+
+/// Closes a socket that netfilter was asked by. If a table has gone just now, whichever socket it was removed by, whoever
+/// closes one waits until no processor uses its rules any more: 20 ms. Nobody else has to; if there can be no thread
+/// it is closed here.
+fn close(socket: Socket) {
+    drop(std::thread::Builder::new().spawn(move || drop(socket)));
 }
 
 /// Removes a table, which need not be there, from the network namespace of this thread.
@@ -172,9 +181,7 @@ pub(super) fn has(family: u8, table: &str) -> bool {
 pub(super) fn remove(table: &str) -> Result<()> {
     let mut socket = Socket::open(NETFILTER)?;
     let done = socket.change_in_batch(&[(DELETE_TABLE, 0, &named(NFPROTO_INET, table))])?;
-    // Whoever closes it waits until no processor uses the rules any more: 20 ms. Nobody else has to;
-    // if there can be no thread it is closed here.
-    drop(std::thread::Builder::new().spawn(move || drop(socket)));
+    close(socket);
     match done {
         Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
         other => other.context(|| format!("remove the nftables table {FAMILY} {table}")),
@@ -187,9 +194,9 @@ pub(super) fn remove(table: &str) -> Result<()> {
 /// If the kernel's answer makes no sense.
 pub(super) fn locks() -> Result<Vec<String>> {
     let Ok(mut socket) = Socket::open(NETFILTER) else { return Ok(Vec::new()) };
-    let Ok(listed) = socket.list_as_it_is(GET_TABLE, &[NFPROTO_INET, 0, 0, 0]) else {
-        return Ok(Vec::new());
-    };
+    let listed = socket.list_as_it_is(GET_TABLE, &[NFPROTO_INET, 0, 0, 0]);
+    close(socket);
+    let Ok(listed) = listed else { return Ok(Vec::new()) };
     let names = listed.iter().filter_map(|table| table.attributes(HEADER).text(NFTA_TABLE_NAME));
     Ok(names.filter(|name| is_lock(name)).map(str::to_owned).collect())
 }
