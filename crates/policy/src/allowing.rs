@@ -3,8 +3,8 @@
 use serde_json::Value as Json;
 
 use crate::file::NAMESPACES;
-use crate::judge::{Checked, Origin};
 use crate::mount::From;
+use crate::origin::{Checked, Origin};
 use crate::passed::Passed;
 use crate::request::{Ask, Request};
 use crate::rules::Policy;

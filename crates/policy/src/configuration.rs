@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use crate::passed::Spec;
 use crate::rules::{Limit, Policy, Rules, is_below};
+use crate::spec::Spec;
 use crate::violation::Violation;
 
 /// What names a configuration in a violation.

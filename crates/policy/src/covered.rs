@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use crate::capabilities::number;
 use crate::mount::{From, Mount};
 use crate::mount_options::READ_ONLY;
-use crate::passed::{Passed, Spec};
+use crate::passed::Passed;
 use crate::request::{Ask, Request};
 use crate::rules::is_below;
 use crate::runtime::{plain, spaces, visible};
+use crate::spec::Spec;
 use crate::violation::Violation;
 
 /// What is given: the root file system, or the volume that this mount of the configuration is.

@@ -18,3 +18,7 @@ pub enum Error {
 
 /// The result of collecting.
 pub type Result<T> = std::result::Result<T, Error>;
+
+pub(crate) fn invalid<T>(image: impl Into<String>, reason: String) -> Result<T> {
+    Err(Error::Invalid { image: image.into(), reason })
+}

@@ -3,8 +3,8 @@
 use toml_edit::Value;
 
 use crate::capabilities::Capabilities;
+use crate::device::Device;
 use crate::ranges::Ranges;
-use crate::request::Device;
 use crate::rules::{Grant, Limit, Need, Policy, Rules};
 use crate::toml::{Leaf, Mistake, leaves, meant};
 

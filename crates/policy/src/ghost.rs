@@ -7,10 +7,8 @@ use serde::{Deserialize, Serialize};
 use torpor_images::proto::{GhostFileEntry, Timeval};
 use torpor_images::{ImageDir, Reader, kind};
 
-use crate::archive::SET_ID;
 use crate::error::{Error, Result};
 use crate::remap::{FoundElsewhere, Remap};
-use crate::request::{Ask, Device};
 
 /// The type of a file in its mode, and its values.
 const TYPE: u32 = libc::S_IFMT;
@@ -137,26 +135,6 @@ impl Ghost {
             was: entry.dev.zip(entry.ino),
         })
     }
-
-    /// What a plan has of it: the file itself, and what is judged of it.
-    pub fn asks(self, path: String) -> impl Iterator<Item = Ask> {
-        let judged = self.judged(path.clone());
-        [Ask::Ghost { path, ghost: self }].into_iter().chain(judged)
-    }
-
-    /// A device, or a program that runs with the rights of its owner or group.
-    fn judged(&self, path: String) -> Option<Ask> {
-        match self.kind {
-            GhostKind::Device { block, number } => {
-                Some(Ask::Device { path, device: Device::from_number(block, number) })
-            }
-            GhostKind::Regular { .. } if self.permissions & SET_ID != 0 => {
-                let mode = REGULAR | self.permissions;
-                Some(Ask::SetUid { path, mode, capabilities: false })
-            }
-            _ => None,
-        }
-    }
 }
 
 impl fmt::Display for Ghost {
@@ -181,6 +159,7 @@ impl fmt::Display for Ghost {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::request::Ask;
 
     fn ghost(mode: u32) -> std::result::Result<Ghost, String> {
         let (rdev, size) = (Some(0x103), Some(7));

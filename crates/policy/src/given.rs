@@ -8,8 +8,7 @@ use torpor_images::{ImageDir, kind};
 
 use crate::namespace::NsKind;
 use crate::passed::Passed;
-use crate::request::word;
-use crate::words::Word;
+use crate::words::{Word, word};
 
 /// A namespace that is not made.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]

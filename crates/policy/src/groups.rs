@@ -7,6 +7,7 @@ mod limits;
 mod named;
 mod planned;
 mod unset;
+mod values;
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;

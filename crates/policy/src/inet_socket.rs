@@ -5,7 +5,8 @@ use torpor_images::proto::{FileEntry, InetSkEntry, SkShutdown};
 use crate::inet::InetEnds;
 use crate::inet_options::InetOptions;
 use crate::membership::Membership;
-use crate::socket::{self, SocketKind};
+use crate::socket::state_name;
+use crate::socket_kind::SocketKind;
 use crate::socket_options::SocketOptions;
 use crate::unix_end::ShutDown;
 
@@ -72,7 +73,7 @@ impl InetSocket {
             Some(Ok(shut)) => ShutDown::from(shut),
             Some(Err(unknown)) => return wrong(&format!("shut down in way {}", unknown.0)),
         };
-        if socket::state_name(entry.state).is_none() {
+        if state_name(entry.state).is_none() {
             return wrong(&format!("in state {}", entry.state));
         }
         let is_connected = kind.is_stream() && entry.dst_port != 0 && entry.state != LISTEN;

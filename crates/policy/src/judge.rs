@@ -6,45 +6,20 @@ use std::path::{Path, PathBuf};
 
 use crate::capabilities::{Capabilities, number};
 use crate::covered;
+use crate::device::Device;
 use crate::mount::{From, Mount};
+use crate::origin::{Checked, Origin, Signer};
 use crate::overlays::overlays;
 use crate::passed::{IdKind, Passed};
 use crate::propagation;
 use crate::protected;
 use crate::ranges::Ranges;
-use crate::request::{Ask, Device, Request};
+use crate::request::{Ask, Request};
 use crate::rules::{Grant, Limit, Need, Policy, Rules, fits, is_below};
 use crate::runtime;
 use crate::seccomp::Profile;
 use crate::violation::Violation;
 use crate::words::LOCKED_MEMORY;
-
-/// Where images come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
-    /// They are known to have been made on this host.
-    Here,
-    /// Nobody knows.
-    Elsewhere,
-}
-
-/// Who signed images.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Signer {
-    /// The name in the certificate.
-    pub name: String,
-    /// The name of the authority that the certificate comes from.
-    pub authority: String,
-}
-
-/// What a signature and a seal have shown.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Checked {
-    /// The images are sealed.
-    pub sealed: bool,
-    /// Who signed them, verified.
-    pub signers: Vec<Signer>,
-}
 
 /// Why a request is not allowed: the rule, and the reason.
 pub(crate) type Denial = (&'static str, String);

@@ -4,7 +4,7 @@
 //! narrows a mount as no flag can, and for a file system that is made it has to be among the options of the images.
 
 use crate::mount::Mount;
-use crate::passed::SpecMount;
+use crate::spec::SpecMount;
 
 /// Flags of mount(2) that take rights away, and their names.
 pub(crate) const NARROW: [(u32, &str); 5] = [

@@ -1,7 +1,7 @@
 //! With which rights files are opened that images name by their paths.
 
 use crate::capabilities::{Capabilities, number};
-use crate::judge::Origin;
+use crate::origin::Origin;
 use crate::passed::{IdKind, Passed};
 use crate::ranges::Ranges;
 use crate::rules::{Limit, Policy, Rules};
@@ -68,7 +68,7 @@ impl Policy {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::passed::Spec;
+    use crate::spec::Spec;
 
     fn opening(policy: &str, process: &str, linux: &str, origin: Origin) -> Option<Opening> {
         let spec = format!(r#"{{"ociVersion": "1.0.2", "process": {process}, "linux": {linux}}}"#);

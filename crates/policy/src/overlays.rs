@@ -101,9 +101,9 @@ fn widens(overlay: &Mount, key: &str, path: &str, mounts: &[&Mount]) -> Option<S
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::judge::{Checked, Origin};
     use crate::mount::From;
     use crate::mount_options::mount_flag;
+    use crate::origin::{Checked, Origin};
     use crate::request::Ask;
     use crate::rules::Policy;
     use crate::runtime::tests::{fs, shows};
@@ -184,7 +184,7 @@ mod tests {
         let found = |process: &str| {
             let spec =
                 format!(r#"{{"ociVersion": "1.0.2", "process": {{"capabilities": {process}}}}}"#);
-            let spec = crate::passed::Spec::parse(spec.as_bytes()).unwrap();
+            let spec = crate::spec::Spec::parse(spec.as_bytes()).unwrap();
             overlays(&asked, &Passed { spec, ..Passed::default() }).len()
         };
         let given = |name: &str| found(&format!(r#"{{"bounding": ["CAP_{name}"]}}"#));

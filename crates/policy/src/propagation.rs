@@ -4,10 +4,11 @@
 use std::collections::HashSet;
 
 use crate::mount::{From, Mount};
-use crate::passed::{Passed, Spec, SpecMount};
+use crate::passed::Passed;
 use crate::request::{Ask, Request};
 use crate::rules::{Grant, is_below};
 use crate::runtime::{groups_of_key, plain};
+use crate::spec::{Spec, SpecMount};
 use crate::violation::Violation;
 
 /// How a mount takes part in what is mounted elsewhere, as configurations say it. One that does not say it is what the

@@ -4,10 +4,11 @@
 use crate::capabilities::number;
 use crate::mount::{From, Mount};
 use crate::mount_options::READ_ONLY;
-use crate::passed::{Passed, Spec};
+use crate::passed::Passed;
 use crate::request::Request;
 use crate::rules::is_below;
 use crate::runtime::{is_of_kernel, plain, spaces, visible};
+use crate::spec::Spec;
 use crate::violation::Violation;
 
 /// Paths that the calling runtime hides or protects, and the images do not.

@@ -2,13 +2,14 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 
 use crate::archive::Totals;
 use crate::capabilities::Capabilities;
 use crate::clock_times::ClockTimes;
 use crate::descriptor::DescriptorTable;
+use crate::device::Device;
 use crate::file_lock::FileLock;
 use crate::ghost::Ghost;
 use crate::given::GivenNamespace;
@@ -21,7 +22,7 @@ use crate::queued::QueuedData;
 use crate::socket::Socket;
 use crate::terminal::Terminal;
 use crate::unix_name::UnixName;
-use crate::words::{self, Word};
+use crate::words::{Word, word};
 
 /// How many system calls of a filter are named.
 const SHOWN: usize = 8;
@@ -35,17 +36,6 @@ pub struct Request {
     pub task: Option<u32>,
     /// What it asks for.
     pub ask: Ask,
-}
-
-/// A device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Device {
-    /// A block device, else a character device.
-    pub block: bool,
-    /// `None` for any.
-    pub major: Option<u32>,
-    /// `None` for any.
-    pub minor: Option<u32>,
 }
 
 /// What can be asked for.
@@ -329,13 +319,6 @@ pub enum Ask {
     },
 }
 
-/// One of the words that requests have.
-pub(crate) fn word<'d, D: Deserializer<'d>>(from: D) -> Result<Word, D::Error> {
-    let word = String::deserialize(from)?;
-    let unknown = || serde::de::Error::custom(format!("{word:?} is no such word"));
-    words::words().find(|known| *known == word).ok_or_else(unknown)
-}
-
 impl Request {
     /// Requests as bytes, for another process.
     ///
@@ -575,50 +558,5 @@ impl fmt::Display for Ask {
                 write!(f, "sysctl {name} = {value:?}")
             }
         }
-    }
-}
-
-impl fmt::Display for Device {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = if self.block { 'b' } else { 'c' };
-        let number = |n: Option<u32>| n.map_or("*".to_owned(), |n| n.to_string());
-        write!(f, "{kind} {}:{}", number(self.major), number(self.minor))
-    }
-}
-
-impl Device {
-    /// From `c 1:3`, `b 8:*`.
-    ///
-    /// # Errors
-    /// If it is no such text.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no device such as \"c 1:3\" or \"b 8:*\"");
-        let (kind, numbers) = text.split_once(' ').ok_or_else(wrong)?;
-        let (major, minor) = numbers.split_once(':').ok_or_else(wrong)?;
-        let number = |text: &str| match text {
-            "*" => Ok(None),
-            text => text.parse().map(Some).map_err(|_| wrong()),
-        };
-        let block = match kind {
-            "b" => true,
-            "c" => false,
-            _ => return Err(wrong()),
-        };
-        Ok(Device { block, major: number(major)?, minor: number(minor)? })
-    }
-
-    /// A device by its number as the kernel packs it for programs
-    /// (`new_encode_dev` of linux/kdev_t.h).
-    #[must_use]
-    pub fn from_number(block: bool, number: u32) -> Self {
-        let (major, minor) = ((number >> 8) & 0xfff, (number & 0xff) | ((number >> 12) & 0xf_ff00));
-        Device { block, major: Some(major), minor: Some(minor) }
-    }
-
-    /// Whether all that `other` stands for is among what this stands for.
-    #[must_use]
-    pub fn covers(&self, other: &Self) -> bool {
-        let fits = |own: Option<u32>, number: Option<u32>| own.is_none() || own == number;
-        self.block == other.block && fits(self.major, other.major) && fits(self.minor, other.minor)
     }
 }

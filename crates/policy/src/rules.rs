@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use crate::capabilities::Capabilities;
+use crate::device::Device;
 use crate::ranges::Ranges;
-use crate::request::Device;
 
 /// What is allowed of a kind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -4,12 +4,14 @@ use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
 use crate::capabilities::number;
+use crate::device::Device;
 use crate::mount::{From, Mount};
 use crate::mount_options::{READ_ONLY, flags, looser, lost};
-use crate::passed::{Passed, Spec, SpecMount};
-use crate::request::{Ask, Device, Request};
+use crate::passed::Passed;
+use crate::request::{Ask, Request};
 use crate::resources::DeviceRule;
 use crate::rules::is_below;
+use crate::spec::{Spec, SpecMount};
 use crate::violation::Violation;
 
 /// File systems that show and change nothing but what belongs to the tasks' own
@@ -404,8 +406,8 @@ pub(crate) fn visible<'m>(mounts: &[&'m Mount], path: &str) -> Option<&'m Mount>
 pub(crate) mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::judge::{Checked, Origin};
     use crate::mount::FileSystem;
+    use crate::origin::{Checked, Origin};
     use crate::rules::Policy;
 
     #[test]

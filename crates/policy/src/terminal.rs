@@ -7,9 +7,7 @@ use serde::{Deserialize, Serialize};
 use torpor_images::proto::{FileEntry, TermiosEntry, TtyInfoEntry, TtyType, WinsizeEntry};
 use torpor_images::{ImageDir, kind};
 
-use crate::capabilities::number::SYS_ADMIN;
 use crate::error::{Error, Result};
-use crate::request::Ask;
 
 /// One end of a terminal.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -151,13 +149,6 @@ impl Terminal {
             kept: kept.filter(|kept| *kept != TerminalSettings::default()),
             size: entry.winsize.as_ref().map(size).transpose()?,
         })
-    }
-
-    /// What is judged of it: only this host's root locks settings.
-    #[must_use]
-    pub fn use_of(&self) -> Option<Ask> {
-        let text = || format!("a terminal with settings that are locked (terminal {})", self.id);
-        self.kept.is_some().then(|| Ask::Use { text: text(), capability: SYS_ADMIN })
     }
 }
 

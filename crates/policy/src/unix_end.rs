@@ -7,7 +7,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use torpor_images::proto::{FileEntry, SkShutdown, SkUcred, UnixSkEntry};
 
-use crate::socket::SocketKind;
+use crate::socket_kind::SocketKind;
 use crate::socket_options::SocketOptions;
 use crate::unix_name::{EXTERNAL, UnixName};
 

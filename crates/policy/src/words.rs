@@ -1,5 +1,7 @@
 //! The words that stand in requests as they are.
 
+use serde::{Deserialize, Deserializer};
+
 use crate::limits::LIMITS;
 use crate::namespace::NsKind;
 
@@ -21,4 +23,11 @@ pub(crate) fn words() -> impl Iterator<Item = &'static str> {
     let more = ["oom_score_adj", "PR_SET_IO_FLUSHER", LOCKED_MEMORY, PIPE_SIZE, RING_SIZE];
     let kinds = kinds.chain(["packet", "raw", "marked", "ping"]);
     kinds.chain(LIMITS).chain(BEYOND).chain(more)
+}
+
+/// One of the words that requests have.
+pub(crate) fn word<'d, D: Deserializer<'d>>(from: D) -> Result<Word, D::Error> {
+    let word = String::deserialize(from)?;
+    let unknown = || serde::de::Error::custom(format!("{word:?} is no such word"));
+    words().find(|known| *known == word).ok_or_else(unknown)
 }

@@ -1,6 +1,6 @@
 //! Access control lists (acl(5)) of files, with the ids of the archive that they stand in.
 
-use super::Result;
+use super::field::Result;
 
 /// The attributes that lists are, in the order of [`Entry::lists`](super::Entry::lists).
 pub const LISTS: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_default"];

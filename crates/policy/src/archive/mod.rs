@@ -5,6 +5,8 @@
 //! for different things are an old way to have something made that nobody has seen. It reads
 //! what tar(1) writes in the formats gnu and posix; everything else is an error.
 
+mod entry;
+mod field;
 mod list;
 mod pax;
 mod sparse;
@@ -14,16 +16,17 @@ use std::io::{self, Read};
 
 use flate2::read::MultiGzDecoder;
 
-use crate::request::{Ask, Device};
+use crate::device::Device;
+use crate::request::Ask;
 
+pub use self::entry::{Entry, Make, Stretch};
+pub use self::field::Result;
 pub use self::list::{AccessList, LISTS};
-pub use self::sparse::Stretch;
 pub use self::totals::Totals;
 
+use self::field::{BLOCK, check_sum, number, plain_path, until_zero};
 use self::pax::Extra;
 
-/// The unit of an archive, in bytes.
-const BLOCK: usize = 512;
 /// No archive holds more, in bytes.
 const MAX_CONTENT: u64 = 64 << 30;
 /// No header of names and attributes is larger, in bytes.
@@ -34,54 +37,6 @@ const SET_GROUP: u32 = libc::S_ISGID;
 pub(crate) const SET_ID: u32 = SET_USER | SET_GROUP;
 /// The attribute that gives a program capabilities.
 const CAPABILITIES: &[u8] = b"security.capability";
-
-/// Why an archive cannot be read.
-pub type Result<T> = std::result::Result<T, String>;
-
-/// What an entry makes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Make {
-    /// A file of `size` bytes: those of the stretches, which are in the archive in this
-    /// order, and holes.
-    File {
-        /// Its length.
-        size: u64,
-        /// Where its data belongs.
-        data: Vec<Stretch>,
-    },
-    /// A directory.
-    Directory,
-    /// A symbolic link to this.
-    Symlink(Vec<u8>),
-    /// A further name of the file with this path.
-    Link(Vec<u8>),
-    /// A device node.
-    Device(Device),
-    /// A named pipe.
-    Fifo,
-}
-
-/// An entry of an archive.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
-    /// Where it is: names without empty ones, `.` and `..` between slashes; nothing for the
-    /// directory itself that is filled.
-    pub path: Vec<u8>,
-    /// What it is.
-    pub make: Make,
-    /// Its permissions, with set-uid, set-gid and sticky bit.
-    pub mode: u32,
-    /// Its owner.
-    pub uid: u32,
-    /// Its group.
-    pub gid: u32,
-    /// When it was changed: seconds and nanoseconds.
-    pub modified: (i64, u32),
-    /// Extended attributes but for lists.
-    pub attributes: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Access control lists: that of itself, and that of what comes into it.
-    pub lists: [Option<AccessList>; 2],
-}
 
 /// The id on this host of a group, else of a user, of the archive.
 pub type Outside<'a> = &'a dyn Fn(bool, u32) -> u32;
@@ -250,7 +205,7 @@ impl<R: Read> Archive<R> {
             }
             (b'S', Some(_)) => return Err("a file with two maps of its holes".to_owned()),
             (_, Some(sparse)) => {
-                let map = sparse::Map::new(self, sparse)?;
+                let map = sparse::Map::new(|block| self.read(block), sparse)?;
                 map.finish(self.data)?
             }
             (_, None) => (size, vec![whole(size)]),
@@ -325,59 +280,6 @@ pub fn scan(
         entry.asks(outside).into_iter().for_each(&mut *found);
     }
     Ok(totals)
-}
-
-fn until_zero(bytes: &[u8]) -> &[u8] {
-    bytes.split(|&b| b == 0).next().unwrap_or_default()
-}
-
-/// A path without what means nothing. Only that of a directory ends with a slash: to some
-/// readers it is one then, whatever its type.
-fn plain_path(path: &[u8], directory: bool) -> Result<Vec<u8>> {
-    let shown = || format!("{:?}", String::from_utf8_lossy(path));
-    if path.first().is_none_or(|&first| first == b'/') || path.contains(&0) {
-        return Err(format!("{} is no path in a directory", shown()));
-    }
-    if path.ends_with(b"/") && !directory {
-        return Err(format!("{} ends with a slash, but is no directory", shown()));
-    }
-    let parts = path.split(|&b| b == b'/').filter(|part| !matches!(*part, b"" | b"."));
-    let parts: Vec<&[u8]> = parts.collect();
-    match parts.contains(&&b".."[..]) {
-        true => Err(format!("{} leads upwards", shown())),
-        false => Ok(parts.join(&b'/')),
-    }
-}
-
-/// A number: octal digits between spaces and zeros, or binary behind a set bit.
-fn number(field: &[u8]) -> Result<u64> {
-    let wrong = || "a number that is none".to_owned();
-    if field[0] & 0x80 != 0 {
-        let (head, tail) = field.split_at(field.len() - 8.min(field.len() - 1));
-        if head[0] != 0x80 || head[1..].iter().any(|&b| b != 0) {
-            return Err(wrong());
-        }
-        return Ok(tail.iter().fold(0, |n, &b| n << 8 | u64::from(b)));
-    }
-    let text = std::str::from_utf8(field).map_err(|_| wrong())?;
-    let digits = text.trim_start_matches(' ').trim_end_matches([' ', '\0']);
-    if digits.is_empty() {
-        return Ok(0);
-    }
-    if !digits.bytes().all(|b| matches!(b, b'0'..=b'7')) {
-        return Err(wrong());
-    }
-    u64::from_str_radix(digits, 8).map_err(|_| wrong())
-}
-
-fn check_sum(header: &[u8; BLOCK]) -> Result<()> {
-    let bytes = header.iter().enumerate();
-    let sum: u64 =
-        bytes.map(|(i, &b)| if (148..156).contains(&i) { 32 } else { u64::from(b) }).sum();
-    match number(&header[148..156])? == sum {
-        true => Ok(()),
-        false => Err("a header with a wrong check sum".to_owned()),
-    }
 }
 
 #[cfg(test)]

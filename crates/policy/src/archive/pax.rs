@@ -1,6 +1,7 @@
 //! Headers that say more of the next file (the format posix, and long names of the format gnu).
 
-use super::{AccessList, BLOCK, LISTS, Result, until_zero};
+use super::field::{BLOCK, Result, until_zero};
+use super::list::{AccessList, LISTS};
 
 /// Records that change neither what is made nor who may use it.
 const PLAIN: [&[u8]; 4] = [b"uname", b"gname", b"atime", b"ctime"];

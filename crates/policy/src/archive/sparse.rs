@@ -1,21 +1,11 @@
 //! Files with holes: where their data belongs.
 
-use std::io::Read;
-
+use super::entry::Stretch;
+use super::field::{BLOCK, Result, number};
 use super::pax::Sparse;
-use super::{Archive, BLOCK, Result, number};
 
 /// No file has more stretches of data.
 const MAX_STRETCHES: usize = 1 << 20;
-
-/// Data without a hole.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stretch {
-    /// Where in the file it begins.
-    pub at: u64,
-    /// How many bytes it has.
-    pub len: u64,
-}
 
 /// A map that is being read.
 #[derive(Debug, Default)]
@@ -57,8 +47,11 @@ impl Map {
     }
 
     /// The one of the format posix: lines with numbers before the data, which it counts
-    /// as.
-    pub(super) fn new<R: Read>(archive: &mut Archive<R>, sparse: &Sparse) -> Result<Self> {
+    /// as. `read` reads of them, as [`Archive::read`](super::Archive::read) does.
+    pub(super) fn new(
+        mut read: impl FnMut(&mut [u8]) -> Result<usize>,
+        sparse: &Sparse,
+    ) -> Result<Self> {
         let (Some(1), Some(0), Some(size), Some(_)) =
             (sparse.major, sparse.minor, sparse.size, &sparse.name)
         else {
@@ -66,10 +59,10 @@ impl Map {
         };
         let mut map = Map { size, ..Map::default() };
         let mut lines = Lines { block: [0; BLOCK], used: BLOCK };
-        let count = lines.number(archive)?;
+        let count = lines.number(&mut read)?;
         for _ in 0..count {
-            let at = lines.number(archive)?;
-            map.push(at, lines.number(archive)?)?;
+            let at = lines.number(&mut read)?;
+            map.push(at, lines.number(&mut read)?)?;
         }
         match lines.block[lines.used..].iter().all(|&b| b == 0) {
             true => Ok(map),
@@ -112,12 +105,12 @@ struct Lines {
 }
 
 impl Lines {
-    fn number<R: Read>(&mut self, archive: &mut Archive<R>) -> Result<u64> {
+    fn number(&mut self, read: &mut impl FnMut(&mut [u8]) -> Result<usize>) -> Result<u64> {
         let wrong = || "a map of holes that is none".to_owned();
         let mut number: Option<u64> = None;
         loop {
             if self.used == BLOCK {
-                if archive.read(&mut self.block)? != BLOCK {
+                if read(&mut self.block)? != BLOCK {
                     return Err(wrong());
                 }
                 self.used = 0;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::checkpoint::Values;
+use super::values::Values;
 
 /// The first port for everybody, and the groups that may send pings.
 pub(super) const SETTINGS: [&str; 2] =

@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use torpor_images::ImageDir;
 use torpor_images::proto::FileEntry;
 
-use super::settings;
 use crate::credentials::Credentials;
 use crate::descriptor::Descriptor;
 use crate::error::Result;
@@ -65,26 +64,6 @@ pub struct Checkpoint<'a> {
     pub tasks: Vec<Task<'a>>,
     /// Its open files.
     pub files: Vec<&'a FileEntry>,
-}
-
-/// Values of settings, by their paths below `/proc/sys`: `net/ipv4/conf/lo/forwarding`.
-pub type Values<'a> = &'a dyn Fn(&[String]) -> Vec<Option<String>>;
-
-/// What is known of settings of network and IPC namespaces.
-#[derive(Clone, Copy)]
-pub struct SysctlValues<'a> {
-    /// The names of those of networks.
-    pub names: settings::Names,
-    /// The values that this host has.
-    pub here: Values<'a>,
-    /// The values that new namespaces have.
-    pub fresh: Values<'a>,
-}
-
-impl std::fmt::Debug for SysctlValues<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Settings").finish_non_exhaustive()
-    }
 }
 
 /// The kinds of namespaces, in the order of their names.

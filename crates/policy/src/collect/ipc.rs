@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 
 use torpor_images::{ImageDir, kind};
 
-use super::checkpoint::{Checkpoint, Maps, Requests, Values};
+use super::checkpoint::{Checkpoint, Maps, Requests};
 use super::limits::most_locked;
+use super::values::Values;
 use crate::error::{Error, Result};
 use crate::ipc::{IpcSetup, Limits, MessageQueue, Object, PosixQueue, Segments, Semaphores};
 use crate::namespace::NsKind;

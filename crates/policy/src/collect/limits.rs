@@ -106,7 +106,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::limits::ResourceLimit;
-    use crate::passed::Spec;
+    use crate::spec::Spec;
 
     /// What is asked for by a process with these limits of open files and this score.
     fn asked(spec: Option<&str>, files: u64, score: i32) -> Vec<String> {

@@ -23,17 +23,19 @@ mod tasks;
 mod unlimited;
 mod unreferenced;
 pub mod uses;
+mod values;
 
 use torpor_images::kind;
 use torpor_images::proto::UsernsEntry;
 
 pub use self::anybody::OpenNetwork;
 pub(crate) use self::checkpoint::Maps;
-pub use self::checkpoint::{Checkpoint, SysctlValues, Task, Values};
+pub use self::checkpoint::{Checkpoint, Task};
 use self::checkpoint::{KINDS, Requests};
 pub use self::mounts::mounts;
-pub use self::references::{check as check_references, network_of};
+pub use self::references::check as check_references;
 pub use self::routing::{Addresses, route, rule};
+pub use self::values::{SysctlValues, Values};
 pub use crate::error::{Error, Result};
 use crate::given::GivenNamespace;
 use crate::namespace::NsKind;

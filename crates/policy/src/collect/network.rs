@@ -4,10 +4,11 @@ use std::io;
 
 use torpor_images::{ImageDir, Kind, kind};
 
-use super::checkpoint::{Checkpoint, Requests, SysctlValues, Values};
+use super::checkpoint::{Checkpoint, Requests};
 use super::lists::{List, ROUTES4, ROUTES6, RULES4, RULES6};
 use super::routing::{Addresses, route, rule};
 use super::settings::Written;
+use super::values::{SysctlValues, Values};
 use crate::error::{Error, Result};
 use crate::firewall::PacketFilter;
 use crate::namespace::NsKind;

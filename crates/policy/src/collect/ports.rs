@@ -20,13 +20,14 @@ use torpor_images::kind;
 use torpor_images::proto::NetnsEntry;
 
 use super::anybody::{FIRST_OF_NEW, OpenNetwork, SETTINGS};
-use super::checkpoint::{Checkpoint, Maps, Requests, Values};
-use super::references::network_of;
+use super::checkpoint::{Checkpoint, Maps, Requests};
+use super::values::Values;
 use crate::error::{Error, Result};
 use crate::inet::InetEnds;
 use crate::namespace::NsKind;
 use crate::passed::Passed;
 use crate::request::Ask;
+use crate::socket_kind::network_of;
 
 /// The network namespaces of sockets: what anybody may have there, and whether they are given.
 #[derive(Debug)]

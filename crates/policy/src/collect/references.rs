@@ -16,9 +16,10 @@ use torpor_images::{ImageDir, Kind, kind};
 use super::checkpoint::{Checkpoint, KINDS};
 use super::mounts::DEVICE_KEY;
 use super::{targets, unreferenced};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, invalid};
 use crate::namespace::NsKind;
 use crate::remap::{FoundElsewhere, Remap};
+use crate::socket_kind::network_of;
 use crate::socket_message::SocketMessage;
 use crate::terminal_input::TerminalInput;
 use crate::unix_end::{UnixEnd, UnixEnds};
@@ -53,10 +54,6 @@ const OF_NAMESPACES: [(&str, &[Kind]); 7] = [
     ("pid", &[kind::PIDNS]),
     ("time", &[kind::TIMENS]),
 ];
-
-pub(super) fn invalid<T>(image: impl Into<String>, reason: String) -> Result<T> {
-    Err(Error::Invalid { image: image.into(), reason })
-}
 
 /// Checks all of them.
 ///
@@ -180,17 +177,6 @@ fn files(checkpoint: &Checkpoint<'_>, numbers: &Numbers) -> Result<()> {
 /// Whether any task is in a network namespace that is not this host's.
 fn has_network(checkpoint: &Checkpoint<'_>) -> bool {
     !checkpoint.namespaces(NsKind::Net).is_empty()
-}
-
-/// The number of the network namespace that an open file belongs to, where it says.
-#[must_use]
-pub fn network_of(entry: &FileEntry) -> Option<u32> {
-    let inet = entry.isk.as_ref().and_then(|socket| socket.ns_id);
-    let unix = || entry.usk.as_ref().and_then(|socket| socket.ns_id);
-    let packet = || entry.psk.as_ref().and_then(|socket| socket.ns_id);
-    let netlink = || entry.nlsk.as_ref().and_then(|socket| socket.ns_id);
-    let tun = || entry.tunf.as_ref().and_then(|tun| tun.ns_id);
-    inet.or_else(unix).or_else(packet).or_else(netlink).or_else(tun)
 }
 
 /// The kind of a `CLONE_NEW*` flag.

@@ -15,7 +15,8 @@
 
 use torpor_images::proto::FileEntry;
 
-use super::checkpoint::{Requests, Values};
+use super::checkpoint::Requests;
+use super::values::Values;
 use crate::capabilities::number::{AUDIT_READ, NET_ADMIN, NET_BROADCAST, NET_RAW};
 use crate::error::{Error, Result};
 use crate::netlink::Netlink;

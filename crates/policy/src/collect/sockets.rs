@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use torpor_images::kind;
 
-use super::checkpoint::{Checkpoint, Maps, Requests, Values};
-use super::references::network_of;
+use super::checkpoint::{Checkpoint, Maps, Requests};
 use super::socket_options::{self, Host};
+use super::values::Values;
 use crate::error::{Error, Result};
 use crate::fanotify::Fanotify;
-use crate::given_file::FileKey;
+use crate::file_key::FileKey;
 use crate::inet_socket::InetSocket;
 use crate::membership::Membership;
 use crate::namespace::NsKind;
@@ -20,7 +20,7 @@ use crate::passed::Passed;
 use crate::queued::{DataQueue, QueuedData};
 use crate::request::Ask;
 use crate::signal_owner::SignalOwner;
-use crate::socket::SocketKind;
+use crate::socket_kind::{SocketKind, network_of};
 use crate::socket_message::SocketMessage;
 use crate::socket_options::SocketOptions;
 use crate::tcp_stream::TcpStream;

@@ -8,9 +8,8 @@ use torpor_images::kind;
 use torpor_images::proto::FileEntry;
 
 use super::checkpoint::{Checkpoint, Task};
-use super::references::invalid;
 use crate::clock_times::ClockTimes;
-use crate::error::Result;
+use crate::error::{Result, invalid};
 use crate::fifo::FifoEnd;
 use crate::file_lock::FileLock;
 use crate::memory_file::{MemoryFile, MemoryInode};

@@ -26,8 +26,9 @@ use std::collections::{HashMap, HashSet};
 use torpor_images::proto::FileEntry;
 use torpor_images::{Kind, kind};
 
-use super::checkpoint::{Checkpoint, Requests, Task, Values};
+use super::checkpoint::{Checkpoint, Requests, Task};
 use super::limits::most_locked;
+use super::values::Values;
 use crate::capabilities::number::{SYS_ADMIN, SYS_CHROOT, SYS_PTRACE, SYS_RAWIO, WAKE_ALARM};
 use crate::error::Result;
 use crate::io_uring::IoUring;

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write as _};
 
-use super::lines;
+use super::lines::lines;
 
 /// The program reads lines into 10,240 bytes (fgets(3)): what is behind them is a line of its own.
 const MAX_LINE: usize = 10_000;

@@ -12,6 +12,7 @@ use torpor_images::{ImageDir, Kind, kind};
 use crate::error::{Error, Result as Collected};
 
 mod iptables;
+mod lines;
 mod nft;
 
 /// More than any rules are, in bytes: sets of a million addresses are a fifth of it.
@@ -52,19 +53,6 @@ impl PacketFilter {
     pub fn text(&self) -> &str {
         &self.0
     }
-}
-
-/// Reads each line of rules with `line`, which writes behind the text what it has read.
-fn lines<'r>(
-    rules: &'r str,
-    mut line: impl FnMut(&'r str, &mut String) -> Result<(), String>,
-) -> Result<String, String> {
-    let mut out = String::with_capacity(rules.len());
-    for (number, text) in rules.lines().enumerate() {
-        line(text, &mut out).map_err(|what| format!("line {}: {what}", number + 1))?;
-        out.push('\n');
-    }
-    Ok(out)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Rules of nftables, as `nft list ruleset` prints them.
 
-use super::lines;
+use super::lines::lines;
 
 /// Words with which a statement does something else than to describe a rule.
 const FORBIDDEN: [&str; 4] = ["include", "define", "undefine", "redefine"];

@@ -155,7 +155,7 @@ mod tests {
 
     use super::super::Reading;
     use super::*;
-    use crate::passed::Spec;
+    use crate::spec::Spec;
 
     /// What is in which file of the group at which place; all others are not there.
     type Shown<'s> = &'s [(&'s str, &'s str, &'s str)];

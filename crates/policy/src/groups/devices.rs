@@ -4,7 +4,8 @@ use std::path::Path;
 
 use super::planned::{Group, Groups};
 use super::{Roots, unset};
-use crate::request::{Ask, Device};
+use crate::device::Device;
+use crate::request::Ask;
 
 /// The file of version 1 that says it.
 pub(super) const LIST: &str = "devices.list";

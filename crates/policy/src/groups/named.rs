@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Property;
-use super::limits::is_above;
+use super::values::is_above;
 use crate::resources::{Rdma, Resources};
 
 /// Files with a line for each device: one of both versions, and one of version 1.
@@ -109,7 +109,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-    use crate::passed::Spec;
+    use crate::spec::Spec;
 
     fn resources(text: &str) -> Resources {
         let text = format!(r#"{{"ociVersion":"1.0.2","linux":{{"resources":{{{text}}}}}}}"#);

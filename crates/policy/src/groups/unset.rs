@@ -142,7 +142,7 @@ mod tests {
 
     use super::super::limits::beyond;
     use super::*;
-    use crate::passed::Spec;
+    use crate::spec::Spec;
 
     /// The files of a group with these properties by which it has more than these resources.
     fn found(

@@ -3,6 +3,7 @@
 //! Images have each filter once, with the number of the one that was installed before it, and a
 //! thread knows its newest. Here a thread has all of its filters.
 
+mod filter;
 mod numbers;
 mod profile;
 mod walk;
@@ -12,27 +13,17 @@ use std::sync::Arc;
 use torpor_images::proto::{CoreEntry, SeccompEntry, SeccompFilter, SeccompMode};
 use torpor_images::{ImageDir, kind};
 
+pub use filter::{Filter, INSTRUCTION};
 pub(crate) use profile::{GivenCalls, Profile};
 
 use crate::error::{Error, Result};
 use crate::request::Ask;
 
-/// Bytes of one instruction.
-pub const INSTRUCTION: usize = size_of::<libc::sock_filter>();
 /// The most instructions that the kernel takes of one filter, and of all filters of a thread
 /// (`MAX_INSNS_PER_PATH` of kernel/seccomp.c); each filter counts for some more.
 const MAX_OF_ONE: usize = libc::BPF_MAXINSNS as usize;
 const MAX_OF_ALL: usize = 1 << 15;
 const MORE: usize = 4;
-
-/// A filter.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Filter {
-    /// Its instructions, as the kernel takes them.
-    pub program: Vec<u8>,
-    /// `SECCOMP_FILTER_FLAG_*` (linux/seccomp.h) that it was installed with.
-    pub flags: u32,
-}
 
 /// What limits the system calls of a thread.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::Filter;
+use super::filter::Filter;
 use super::numbers::CONVENTIONS;
 use super::walk::{Budget, Call, lets_through};
 

@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use super::INSTRUCTION;
+use super::filter::INSTRUCTION;
 
 /// The actions after which a system call goes on, or may: it is allowed, written to
 /// the log, or asked for of a tracer or a supervisor.
