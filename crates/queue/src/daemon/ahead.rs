@@ -7,7 +7,6 @@
 //! The machine that it goes to compares what has come ahead with its digests as soon as it is there: to read gigabytes
 //! again when the rest has come would take as long as the job stands still for all other reasons together.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -25,27 +24,6 @@ use crate::files::{self, JobDir};
 use crate::preemption::{self, Means};
 use crate::scheduler::JobId;
 use crate::shepherd::digests;
-
-/// What has come ahead and is what was saved. This daemon alone knows: what it finds when it starts it compares.
-#[derive(Debug, Default)]
-pub(super) struct Compared {
-    /// The newest checkpoint, by the key under which the job is to come.
-    coming: BTreeMap<String, u64>,
-    /// The same of jobs that have come, and were not brought back yet.
-    here: BTreeMap<JobId, u64>,
-}
-
-impl Compared {
-    /// A job is here, of which this has come ahead.
-    pub(super) fn has_come(&mut self, id: JobId, seq: Option<u64>) {
-        self.here.extend(seq.map(|seq| (id, seq)));
-    }
-
-    /// Up to which checkpoint a job need not be compared that is brought back now: this once.
-    pub(super) fn take(&mut self, id: JobId) -> Option<u64> {
-        self.here.remove(&id)
-    }
-}
 
 /// How often a job is saved and sent before it stands still, at most.
 const MOST: usize = 5;

@@ -9,7 +9,6 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use torpor_images::compress::Compression;
 
-use super::retention::Retention;
 use crate::http::Address;
 use crate::objects::{self, Objects};
 use crate::preemption::Means;
@@ -245,6 +244,23 @@ impl Config {
     pub(crate) fn slots(&self) -> u32 {
         let processors = || std::thread::available_parallelism().map_or(1, |n| n.get());
         self.slots.unwrap_or_else(|| u32::try_from(processors()).unwrap_or(1))
+    }
+}
+
+/// How long jobs that are over are known.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Retention {
+    /// Milliseconds since the end of a job (default: 30 days; null: for ever).
+    pub age: Option<Millis>,
+    /// As many of them at most, the newest (default: 10,000; null: all).
+    pub jobs: Option<usize>,
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        const DAY: Millis = 24 * 3_600_000;
+        Self { age: Some(30 * DAY), jobs: Some(10_000) }
     }
 }
 

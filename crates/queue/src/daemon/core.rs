@@ -12,16 +12,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use serde_json::{Value, json};
 use torpor_worker::tell;
 
-use super::ahead::Compared;
+use super::compared::Compared;
 use super::config::Config;
 use super::depot::Depot;
-use super::memory::Peaks;
-use super::prepare::Preparation;
-use super::record::{Ahead, Place, Record};
-use super::refusals::Refused;
-use super::retention::Totals;
+use super::kept::{Refused, Totals, WITHDRAWN, Withdrawal, kept_with};
+use super::peaks::Peaks;
+use super::record::{Ahead, Place, Preparation, Record};
 use super::store::{Along, FAILURES, FORGOTTEN, SPEED, Store, StoreError, USAGE};
-use super::withdrawal::{self, WITHDRAWN, Withdrawal};
 use crate::files::{self, JobDir};
 use crate::kind::Group;
 use crate::preemption::{Dirt, Failures, Speed};
@@ -353,7 +350,7 @@ impl Core {
     /// Keeps a job as it is now, and all that has changed with it, at once.
     fn keep(&mut self, id: JobId, event: Option<(&str, Value)>) -> Result<(), StoreError> {
         let Some(record) = self.jobs.get(&id) else { return Ok(()) };
-        let withdrawals = withdrawal::kept_with(&self.withdrawals, &[id]);
+        let withdrawals = kept_with(&self.withdrawals, &[id]);
         let usage = self.unkept_usage.then_some(&self.usage);
         let along = Along { usage, withdrawals: withdrawals.as_deref() };
         self.store.save(record, files::now(), event, along)?;

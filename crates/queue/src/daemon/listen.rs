@@ -5,7 +5,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -19,6 +19,7 @@ use torpor_worker::tell;
 use super::access::{Identity, Tokens};
 use super::api;
 use super::core::Queue;
+use super::tls::Tls;
 use crate::files;
 use crate::http::{Address, DEFAULT, Request, Response, Stream, answer_one};
 
@@ -34,17 +35,6 @@ const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// A client that connects and says nothing is let go after so long.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// The certificate of the daemon.
-#[derive(Debug, Clone)]
-pub(crate) struct Tls {
-    /// The certificate, and those that lead from it to an authority.
-    pub certificate: PathBuf,
-    /// Its private key.
-    pub key: PathBuf,
-    /// The authority of the pool: whoever has a certificate of it is another machine.
-    pub authority: Option<PathBuf>,
-}
 
 /// Listens at an address, on a thread of its own. Returns the one by which clients find it: the path of a socket from the
 /// root, and the port that was free.

@@ -1,96 +1,12 @@
 //! How much memory a job will use that has not said so: as much as jobs like it have used, or a share of the
 //! machine's. A job that is stopped keeps its memory, which the other must not need.
 
-use std::collections::BTreeMap;
-use std::fs;
-
-use serde::{Deserialize, Serialize};
-
-use super::config::Config;
 use super::core::Core;
+use super::peaks::meminfo;
 use super::record::{Place, Record};
-use super::store::{Store, StoreError};
 use crate::files;
-use crate::kind::Group;
-use crate::scheduler::{JobId, Millis};
+use crate::scheduler::JobId;
 use crate::shepherd;
-
-/// The name of what is known of them, among the facts.
-const FACT: &str = "memory";
-
-/// As many groups of jobs are known at most, the latest.
-const MOST_GROUPS: usize = 1000;
-
-/// The most memory that a job of a group has held.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-struct Peak {
-    bytes: u64,
-    /// When a job of the group has ended.
-    at: Millis,
-}
-
-/// What jobs have been seen to hold.
-#[derive(Debug)]
-pub(super) struct Peaks {
-    /// Bytes that a job uses for each slot of which nothing is known.
-    usual: u64,
-    groups: BTreeMap<Group, Peak>,
-    /// The most that each job has held which has not ended.
-    jobs: BTreeMap<JobId, u64>,
-}
-
-impl Peaks {
-    /// What is known from before, on a daemon that is configured like this.
-    ///
-    /// # Errors
-    /// If the database cannot be read.
-    pub(super) fn read(store: &Store, config: &Config) -> Result<Self, StoreError> {
-        let groups = store.fact::<Vec<_>>(FACT)?.unwrap_or_default();
-        let groups = groups.into_iter().collect();
-        let share = || meminfo("MemTotal:") / 2 / u64::from(config.slots().max(1));
-        let usual = config.usual_memory.unwrap_or_else(share);
-        Ok(Self { usual, groups, jobs: BTreeMap::new() })
-    }
-
-    fn note(&mut self, id: JobId, bytes: u64) {
-        let most = self.jobs.entry(id).or_default();
-        *most = bytes.max(*most);
-    }
-
-    /// A job has ended: what it held is known of others of its group. Says whether there was anything.
-    fn ended(&mut self, id: JobId, group: Group, at: Millis) -> bool {
-        let Some(bytes) = self.jobs.remove(&id) else { return false };
-        let peak = self.groups.entry(group).or_insert(Peak { bytes, at });
-        *peak = Peak { bytes: bytes.max(peak.bytes), at };
-        while self.groups.len() > MOST_GROUPS
-            && let Some(oldest) = self.groups.iter().min_by_key(|(_, peak)| peak.at)
-        {
-            let oldest = oldest.0.clone();
-            self.groups.remove(&oldest);
-        }
-        true
-    }
-
-    /// The most that jobs of the same group have held which have ended, if there were any.
-    fn of_others(&self, record: &Record) -> Option<u64> {
-        self.groups.get(&record.spec.group()).map(|peak| peak.bytes)
-    }
-
-    /// The most that a job has held itself, if anything is known of that.
-    fn of_itself(&self, record: &Record) -> Option<u64> {
-        let saved = Some(record.image_bytes).filter(|&bytes| bytes > 0);
-        self.jobs.get(&record.id).copied().max(saved)
-    }
-
-    /// What a job uses for its slots of which nothing is known.
-    fn usual_of(&self, record: &Record) -> u64 {
-        self.usual.saturating_mul(record.spec.slots.into())
-    }
-
-    fn keep(&self, store: &Store) -> Result<(), StoreError> {
-        store.keep_fact(FACT, &self.groups.iter().collect::<Vec<_>>())
-    }
-}
 
 impl Core {
     /// Notes what the jobs hold that run, and what those have held that have ended.
@@ -142,16 +58,11 @@ impl Core {
     }
 }
 
-/// Bytes that the kernel tells under this word.
-fn meminfo(word: &str) -> u64 {
-    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix(word));
-    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    kib.unwrap_or(0) << 10
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use super::super::config::Config;
     use super::*;
     use crate::shepherd::message::Exit;
     use crate::spec::{Limits, Spec};
@@ -210,18 +121,5 @@ mod tests {
         core.watch_memory();
         let next = submit(&mut core, "a", None);
         assert_eq!(counted(&core, next), 3000);
-    }
-
-    #[test]
-    fn of_many_groups_the_latest_are_known() {
-        let mut peaks = Peaks { usual: 0, groups: BTreeMap::new(), jobs: BTreeMap::new() };
-        for id in 0..=MOST_GROUPS as u64 {
-            let group =
-                Group { owner: String::new(), project: String::new(), kind: id.to_string() };
-            peaks.note(id, id);
-            assert!(peaks.ended(id, group, Millis::try_from(id).unwrap()));
-        }
-        assert_eq!(peaks.groups.len(), MOST_GROUPS);
-        assert!(peaks.groups.keys().all(|group| group.kind != "0"));
     }
 }

@@ -3,6 +3,7 @@
 mod access;
 mod ahead;
 mod api;
+mod compared;
 pub(crate) mod config;
 mod core;
 mod depot;
@@ -13,6 +14,7 @@ mod ends;
 mod follow;
 mod foresee;
 mod import;
+mod kept;
 mod lease;
 mod link;
 mod listen;
@@ -20,6 +22,7 @@ mod memory;
 mod metrics;
 mod objects;
 mod output;
+mod peaks;
 mod plan;
 mod pool;
 #[cfg(test)]
@@ -30,6 +33,7 @@ mod refusals;
 mod retention;
 mod runs;
 mod store;
+mod tls;
 mod transfer;
 mod upkeep;
 mod view;
@@ -45,7 +49,7 @@ use rustix::fs::{FlockOperation, flock};
 
 pub(crate) use access::Tokens;
 pub(crate) use follow::{FRAME_END, FRAME_ERR, FRAME_HELD, FRAME_OUT, FRAME_SILENCE};
-pub(crate) use listen::Tls;
+pub(crate) use tls::Tls;
 
 use crate::http::Address;
 use config::Config;

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use torpor_tls::{authorities, proof};
 
 use super::core::Queue;
-use super::listen::Tls;
+use super::tls::Tls;
 use crate::http::{Address, Client};
 
 /// What begins the names of instructions that a program may have found and gone on to use.

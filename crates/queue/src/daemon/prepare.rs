@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::core::Core;
 use super::disk;
-use super::record::Place;
+use super::record::{Place, Preparation};
 use crate::container::{self, Container};
 use crate::files::JobDir;
 use crate::preemption::Means;
@@ -23,15 +23,6 @@ use crate::spec::Spec;
 
 /// What a shell answers where a command is not there.
 const NOT_FOUND: i32 = 127;
-
-/// How far the preparation of a job is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Preparation {
-    /// It goes on.
-    Begun,
-    /// The job needs only a slot.
-    Done,
-}
 
 /// What came of it.
 enum Prepared {

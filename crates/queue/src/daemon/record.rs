@@ -215,6 +215,15 @@ pub(crate) enum AheadStep {
     Sending,
 }
 
+/// How far the preparation of a job is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Preparation {
+    /// It goes on.
+    Begun,
+    /// The job needs only a slot.
+    Done,
+}
+
 /// A checkpoint, and the work in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Stored {

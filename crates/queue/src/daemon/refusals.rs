@@ -2,40 +2,13 @@
 //! later counts more: a checkpoint that succeeds lifts the refusal, and another version of Torpor or of the
 //! kernel tries again.
 
-use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::core::Core;
+use super::kept::{Refused, version};
 use crate::files;
 use crate::kind::Group;
-use crate::scheduler::Millis;
 use crate::spec::Spec;
-
-/// Why jobs of a kind cannot be saved.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(super) struct Refused {
-    /// When that was found out.
-    pub at: Millis,
-    /// What has found it out: Torpor and the kernel.
-    pub version: String,
-    /// Why.
-    pub why: String,
-}
-
-impl Refused {
-    /// Whether it is known of this version.
-    #[must_use]
-    pub(super) fn still_counts(&self) -> bool {
-        self.version == version()
-    }
-}
-
-/// What saves jobs here.
-fn version() -> String {
-    let kernel = rustix::system::uname();
-    let release = kernel.release().to_string_lossy();
-    format!("torpor {}, Linux {release}", env!("CARGO_PKG_VERSION"))
-}
 
 impl Core {
     /// Why a job cannot be saved, as far as is known.

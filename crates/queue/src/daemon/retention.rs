@@ -5,64 +5,18 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::thread;
 
-use serde::{Deserialize, Serialize};
 use torpor_worker::tell;
 
+use super::config::Retention;
 use super::core::Core;
+use super::kept::kept_with;
 use super::record::{Place, Record};
-use super::withdrawal;
 use crate::files;
 use crate::scheduler::{JobId, Millis};
 use crate::shepherd;
 
 /// As many are forgotten at once: everybody else waits for that.
 const MOST_AT_ONCE: usize = 100;
-
-/// How long jobs that are over are known.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct Retention {
-    /// Milliseconds since the end of a job (default: 30 days; null: for ever).
-    pub age: Option<Millis>,
-    /// As many of them at most, the newest (default: 10,000; null: all).
-    pub jobs: Option<usize>,
-}
-
-impl Default for Retention {
-    fn default() -> Self {
-        const DAY: Millis = 24 * 3_600_000;
-        Self { age: Some(30 * DAY), jobs: Some(10_000) }
-    }
-}
-
-/// What jobs have cost together.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Totals {
-    /// Milliseconds of work.
-    pub work: Millis,
-    /// Milliseconds that preemptions have taken.
-    pub overhead: Millis,
-    /// Milliseconds of work that was done again.
-    pub lost: Millis,
-    /// Preemptions.
-    pub preemptions: u64,
-    /// Runs that were started.
-    pub runs: u64,
-}
-
-impl Totals {
-    /// With one job more, as it is now.
-    #[must_use]
-    pub(super) fn with(self, job: &Record, now: Millis) -> Self {
-        Self {
-            work: self.work + job.ran_by(now),
-            overhead: self.overhead + job.overhead,
-            lost: self.lost + job.lost,
-            preemptions: self.preemptions + u64::from(job.preemptions),
-            runs: self.runs + job.run,
-        }
-    }
-}
 
 impl Core {
     /// Forgets a job that is over, and removes what it has written.
@@ -133,7 +87,7 @@ impl Core {
         }
         let records = ids.iter().filter_map(|id| self.jobs.get(id));
         let totals = records.fold(self.forgotten, |sum, job| sum.with(job, 0));
-        let withdrawals = withdrawal::kept_with(&self.withdrawals, ids);
+        let withdrawals = kept_with(&self.withdrawals, ids);
         let forgotten = self.store.forget(ids, &totals, withdrawals.as_deref());
         forgotten.map_err(|e| e.to_string())?;
         if withdrawals.is_some() {

@@ -8,10 +8,8 @@ use rusqlite::{Connection, OptionalExtension, params};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::kept::{Refused, Totals, WITHDRAWN, Withdrawal};
 use super::record::Record;
-use super::refusals::Refused;
-use super::retention::Totals;
-use super::withdrawal::{WITHDRAWN, Withdrawal};
 use crate::files;
 use crate::kind::Group;
 use crate::preemption::{Failures, Speed};

@@ -5,40 +5,17 @@
 use std::thread;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use torpor_worker::tell;
 
 use super::core::{Core, Queue};
+use super::kept::{WITHDRAWN, Withdrawal};
 use super::record::{Destination, Place};
 use crate::http::Client;
 use crate::scheduler::JobId;
 use crate::shepherd::message::Exit;
 
-/// The name of those that were not heard of yet, among the facts.
-pub(super) const WITHDRAWN: &str = "withdrawn";
-
 /// How long to wait before a machine that does not answer is told again.
 const PAUSE: Duration = Duration::from_secs(1);
-
-/// A job that another machine is to give up.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Withdrawal {
-    /// The machine's name in the pool.
-    machine: String,
-    /// The key under which the job was handed over.
-    key: String,
-    /// The job, until it is on disk that it stays.
-    #[serde(skip)]
-    of: Option<JobId>,
-}
-
-/// Those that are to be on disk when the jobs `ids` are, if one of them is of these.
-#[must_use]
-pub(super) fn kept_with<'w>(all: &'w [Withdrawal], ids: &[JobId]) -> Option<Vec<&'w Withdrawal>> {
-    let is_own = |of: &JobId| ids.contains(of);
-    let has_own = all.iter().any(|one| one.of.as_ref().is_some_and(is_own));
-    has_own.then(|| all.iter().filter(|one| one.of.as_ref().is_none_or(is_own)).collect())
-}
 
 impl Core {
     /// A job was to go, and stays here: the other machine is to give up what it may have of it. Both come to the disk at
