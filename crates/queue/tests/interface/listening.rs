@@ -1,0 +1,181 @@
+//! Where a daemon listens, and whom it answers: addresses, tokens, TLS.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::json;
+use torpor_runtimes_tests::port;
+
+use super::common::{self, Daemon, shown};
+
+#[test]
+fn over_the_network_a_token_and_a_certificate_are_needed() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let made = Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"])
+        .args(["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"])
+        .args(["-addext", "basicConstraints=critical,CA:FALSE"])
+        .args(["-keyout", &at("key"), "-out", &at("certificate")])
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{}", shown(&made));
+    let tokens = json!([
+        { "token": "administrator-token", "owner": "root", "admin": true, "uid": 0, "gid": 0 },
+        { "token": "token-of-ann-which-is-long", "owner": "ann" },
+        { "token": "token-of-bob-which-is-long", "owner": "bob" },
+    ]);
+    std::fs::write(at("tokens"), tokens.to_string()).unwrap();
+    let address = format!("https://localhost:{}", port::free());
+    let daemon = Daemon::start(&[
+        "--listen",
+        &address,
+        "--tls-cert",
+        &at("certificate"),
+        "--tls-key",
+        &at("key"),
+        "--tokens",
+        &at("tokens"),
+    ]);
+    let queue = |token: &str, words: &[&str]| {
+        Command::new(common::torpor())
+            .arg("queue")
+            .args(words)
+            .env("TORPOR_QUEUE", &address)
+            .env("TORPOR_QUEUE_CA", at("certificate"))
+            .env("TORPOR_QUEUE_TOKEN", token)
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+    };
+    let output = queue("token-of-ann-which-is-long", &["submit", "--wait", "--", "id", "-u"]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "65534\n", "{}", shown(&output));
+    let output = queue("token-of-bob-which-is-long", &["list", "--json"]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "[]\n");
+    let output = queue("token-of-bob-which-is-long", &["show", "1"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no job 1"));
+    // Nor can they be asked what has become of it by a job of theirs that is to run after it.
+    let after = |token: &str, id: &str| {
+        let output = queue(token, &["submit", "--after", id, "--", "true"]);
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for id in ["1", "4711"] {
+        let (taken, said) = after("token-of-bob-which-is-long", id);
+        assert!(!taken && said.contains(&format!("there is no job {id} to run after")), "{said}");
+    }
+    for token in ["token-of-ann-which-is-long", "administrator-token"] {
+        let (taken, said) = after(token, "1");
+        assert!(taken, "{said}");
+    }
+    let output = queue("token-of-bob-which-is-long", &["drain"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("administrators"));
+    let output = queue("a-wrong-token-of-some-length", &["list"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("token is needed"));
+    assert!(queue("administrator-token", &["show", "1"]).status.success());
+    drop(daemon);
+    let refused = Command::new(common::torpor())
+        .args(["queue", "serve", "--data", &at("data"), "--listen", "http://0.0.0.0:0"])
+        .output()
+        .unwrap();
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("without TLS"));
+}
+
+#[test]
+fn a_daemon_says_where_it_listens() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut daemon = Command::new(common::torpor())
+        .args(["queue", "serve", "--data", "data", "--listen", "unix:socket"])
+        .args(["--listen", "http://127.0.0.1:0"])
+        .current_dir(dir.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let said = BufReader::new(daemon.stdout.take().unwrap());
+    let said: Vec<String> = said.lines().take(2).map(Result::unwrap).collect();
+    let ask = |line: &String, at: &str| {
+        let address = line.strip_prefix(&format!("Listening at {at}; clients find it by "));
+        let (name, address) = address.and_then(|rest| rest.split_once('=')).unwrap();
+        Command::new(common::torpor()).args(["queue", "list"]).env(name, address).output().unwrap()
+    };
+    let (by_path, by_port) = (ask(&said[0], "unix:socket"), ask(&said[1], "http://127.0.0.1:0"));
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    assert!(by_path.status.success(), "{said:?}: {}", shown(&by_path));
+    assert!(shown(&by_port).contains("token is needed"), "{said:?}: {}", shown(&by_port));
+}
+
+/// A daemon in `dir` ends at once, and says `why`.
+fn refuses_to_serve(dir: &Path, words: &[&str], why: &str) {
+    let daemon = Command::new(common::torpor())
+        .args(["queue", "serve", "--data", "data"])
+        .args(words)
+        .current_dir(dir)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(!daemon.status.success() && shown(&daemon).contains(why), "{}", shown(&daemon));
+}
+
+/// A path that is mistyped may lead to a file that somebody needs.
+#[test]
+fn a_daemon_removes_no_file_but_a_socket_that_is_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("notes");
+    std::fs::write(&file, "of somebody").unwrap();
+    refuses_to_serve(dir.path(), &["--listen", "unix:notes"], "unix:notes");
+    assert_eq!(std::fs::read(&file).unwrap(), b"of somebody");
+}
+
+/// Whoever has a token is somebody else to the daemon.
+#[test]
+fn secrets_that_others_may_read_are_warned_of() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = dir.path().join("tokens");
+    std::fs::write(&tokens, "[]").unwrap();
+    for (mode, warns) in [(0o644, true), (0o640, true), (0o600, false)] {
+        std::fs::set_permissions(&tokens, std::fs::Permissions::from_mode(mode)).unwrap();
+        let daemon = Daemon::start(&["--tokens", tokens.to_str().unwrap()]);
+        let log = std::fs::read_to_string(daemon.dir.path().join("log")).unwrap();
+        let warning = format!("others may read {}", tokens.display());
+        assert_eq!(log.contains(&warning), warns, "{mode:o}: {log}");
+    }
+}
+
+/// Its jobs would be saved, and not brought back.
+#[test]
+fn a_daemon_with_keys_that_do_not_fit_does_not_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config.json");
+    let classes = json!({ "secret": { "recipient": "nobody", "identity": "/nowhere" } });
+    std::fs::write(&config, json!({ "rules": { "classes": classes } }).to_string()).unwrap();
+    let words = ["--listen", "unix:socket", "--config", "config.json"];
+    refuses_to_serve(dir.path(), &words, "class secret");
+    assert!(!dir.path().join("data").exists());
+}
+
+/// Another daemon would be asked, or nobody.
+#[test]
+fn an_address_that_is_none_is_told_of() {
+    let list = |address: &[u8]| {
+        let address = OsStr::from_bytes(address);
+        let output = Command::new(common::torpor())
+            .args(["queue", "list"])
+            .env("TORPOR_QUEUE", address)
+            .output()
+            .unwrap();
+        assert!(!output.status.success());
+        shown(&output)
+    };
+    for address in [&b"nowhere"[..], b"unix:/\xff", b"https://ci.example:7777\n"] {
+        let said = list(address);
+        assert!(said.contains("TORPOR_QUEUE") && !said.contains("ask the daemon"), "{said}");
+    }
+    let said = list(b"https://ci.example");
+    assert!(said.contains("TORPOR_QUEUE") && said.contains("no port"), "{said}");
+}
