@@ -1,0 +1,222 @@
+//! Who decides on which side the tasks live, and how that is found out when nobody has said so.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use super::held::Held;
+use super::support::{judge, pids_of, wait_until};
+
+/// An agent is gone before its tasks have their pages: the user is told for how long another one is waited for, and what to
+/// do. The next agent says that they have stayed.
+#[test]
+fn who_waits_for_pages_to_go_is_told_until_when() {
+    for mode in ["post-copy", "hybrid"] {
+        let mut held = Held::start_with(mode, "pre-resume", "false", &["--patience", "3"]);
+        wait_until("it is written down", || held.here.phases("source") == ["deciding"]);
+        held.there.stop_agent();
+        let mut said = BufReader::new(held.migration.stderr.take().unwrap()).lines();
+        let is_lost = |line: &String| line.contains("is lost: the tasks wait for another one");
+        let lost = said.by_ref().map(Result::unwrap).find(is_lost).expect("it says nothing");
+        assert!(lost.contains(&format!("the connection to {}", held.there.address)), "{lost}");
+        let is_told = |line: &String| line.contains("wait for their pages");
+        let told = said.by_ref().map(Result::unwrap).find(is_told).expect("it says nothing");
+        assert!(told.contains(&format!("one: no connection to {}", held.there.address)), "{told}");
+        assert!(told.contains("it is tried for another 23 h 59 min"), "{told}");
+        let kill = format!("kill -KILL {}", held.migration.id());
+        assert!(told.contains(&format!("{kill}; torpor migrate --resolve one --keep-here")));
+        held.release();
+        held.there.start_agent();
+        let asked = format!("asking the agent at {} what it has done", held.there.address);
+        assert!(said.map(Result::unwrap).any(|line| line.contains(&asked)), "{mode}");
+        assert!(!held.migration.wait().unwrap().success());
+        held.counter.goes_on();
+        assert_eq!(held.here.phases("source"), ["stayed"], "{mode}");
+        assert_eq!(held.there.phases("destination"), ["stayed"], "{mode}");
+        assert!(held.is_here(true), "they run on");
+        wait_until("both tidy up", || held.here.is_clean() && held.there.is_clean());
+    }
+}
+
+/// The destination was told to let the tasks run: the command waits for what becomes of that.
+#[test]
+fn when_it_is_decided_it_is_too_late_to_cancel() {
+    let mut held = Held::start("pipelined", "pre-resume", "true");
+    wait_until("it is written down", || held.here.phases("source") == ["deciding"]);
+    let mut cancel = held.here.migrate(&["--cancel", "one"]);
+    let cancel = cancel.spawn().unwrap();
+    held.release();
+    let output = cancel.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("too late: it has moved"), "{said}");
+    assert!(held.migration.wait().unwrap().success());
+    held.counter.goes_on();
+    assert_eq!(held.here.phases("source"), ["moved"]);
+    wait_until("both tidy up", || held.here.is_clean() && held.there.is_clean());
+}
+
+/// A destination that was told to let the tasks run and does not say whether they do: the user is told what to do.
+#[test]
+fn who_waits_for_the_decision_is_told_what_to_do() {
+    for mode in ["pre-copy", "post-copy"] {
+        let mut held = Held::start_with(mode, "pre-resume", "true", &["--patience", "3"]);
+        let mut said = BufReader::new(held.migration.stderr.take().unwrap()).lines();
+        let is_told = |line: &String| line.contains("has not said whether they do");
+        let told = said.by_ref().map(Result::unwrap).find(is_told).expect("it says nothing");
+        let status = format!("torpor agent status {}", held.there.address);
+        assert!(told.contains(&status), "{told}");
+        let kill = format!("kill -KILL {}", held.migration.id());
+        assert!(told.contains(&format!("{kill}; torpor migrate --resolve one --keep-here")));
+        assert!(!held.is_here(true), "they run on");
+        held.release();
+        assert!(held.migration.wait().unwrap().success());
+        held.counter.goes_on();
+    }
+}
+
+/// The destination was told to let the tasks run when everything of the source ended.
+#[test]
+fn what_is_undecided_is_resolved_by_asking() {
+    for (then, decided, phase) in
+        [("true", "it has moved", "moved"), ("false", "it goes on here", "stayed")]
+    {
+        let mut held = Held::start("pre-copy", "pre-resume", then);
+        held.abandon();
+        held.release();
+        assert_eq!(held.resolve(&[]), decided);
+        held.counter.goes_on();
+        assert_eq!(held.is_here(true), phase == "stayed");
+        assert_eq!(held.here.phases("source"), [phase]);
+        assert_eq!(held.there.phases("destination"), [phase]);
+        wait_until("both tidy up", || held.here.is_clean() && held.there.is_clean());
+        // Asked again, it says the same.
+        assert!(held.resolve(&[]).contains(if phase == "moved" { "moved" } else { "here" }));
+    }
+}
+
+/// What is decided counts though one of both cannot write it down, and the record says so when it can be written again.
+#[test]
+fn what_is_decided_counts_without_a_record() {
+    for (mode, side, then) in [
+        ("pre-copy", "source", "true"),
+        ("pre-copy", "source", "false"),
+        ("post-copy", "source", "true"),
+        ("pre-copy", "destination", "true"),
+        ("post-copy", "destination", "true"),
+        ("pre-copy", "destination", "false"),
+    ] {
+        let mut held = Held::start(mode, "pre-resume", then);
+        wait_until("it is written down", || held.here.phases("source") == ["deciding"]);
+        let host = if side == "source" { &held.here } else { &held.there };
+        let new = host.path(&format!("state/{side}/one.new"));
+        fs::create_dir(&new).unwrap();
+        held.release();
+        let has_moved = then == "true";
+        assert_eq!(held.migration.wait().unwrap().success(), has_moved, "{mode} {side}");
+        held.counter.goes_on();
+        assert_eq!(held.is_here(true), !has_moved, "{mode} {side}");
+        wait_until("both tidy up", || held.here.is_clean() && held.there.is_clean());
+        fs::remove_dir(new).unwrap();
+        held.there.stop_agent();
+        held.there.start_agent();
+        held.resolve(&[]);
+        let phase = if has_moved { "moved" } else { "stayed" };
+        assert_eq!(held.here.phases("source"), [phase], "{mode} {side}");
+        assert_eq!(held.there.phases("destination"), [phase], "{mode} {side}");
+        held.counter.goes_on();
+    }
+}
+
+/// An agent that has lost its records, or is another one, decides nothing, and so the tasks run at one place only.
+#[test]
+fn who_does_not_know_does_not_decide() {
+    let mut held = Held::start("pre-copy", "pre-resume", "true");
+    held.abandon();
+    held.release();
+    wait_until("it runs there", || held.there.phases("destination") == ["moved"]);
+    let (state, away) = (held.there.path("state"), held.there.path("away"));
+    let stays = |held: &Held| {
+        let error = judge(&held.here.migrate(&["--resolve", "one"]).output().unwrap()).unwrap_err();
+        assert!(error.contains("does not know of it"), "{error}");
+        assert!(
+            error.contains("--state-dir that it had") && error.contains("--keep-here"),
+            "{error}"
+        );
+        assert_eq!(held.here.phases("source"), ["deciding"]);
+        let (here, there): (Vec<_>, Vec<_>) =
+            held.counter.running().into_iter().partition(|&(pid, _)| pid == held.counter.pid);
+        assert_eq!(here, [(held.counter.pid, false)]);
+        assert!(there.len() == 1 && there[0].1, "{there:?}");
+    };
+    held.there.stop_agent();
+    fs::rename(&state, &away).unwrap();
+    held.there.start_agent();
+    stays(&held);
+    // Another one that has the number of the migration, and says that it has not come.
+    let record = fs::read_to_string(away.join("destination/one.json")).unwrap();
+    let other = record.replace("\"moved\"", "\"stayed\"");
+    assert_ne!(record, other);
+    fs::create_dir_all(state.join("destination")).unwrap();
+    fs::write(state.join("destination/one.json"), other).unwrap();
+    stays(&held);
+    held.there.stop_agent();
+    fs::remove_dir_all(&state).unwrap();
+    fs::rename(&away, &state).unwrap();
+    held.there.start_agent();
+    assert_eq!(held.resolve(&[]), "it has moved");
+    wait_until("it has ended here", || held.counter.running().len() == 1);
+    assert!(!held.is_here(true));
+    held.counter.goes_on();
+}
+
+/// While a process looks on that asks an agent that is gone, the user may know better.
+#[test]
+fn a_lost_destination_is_not_waited_for() {
+    let mut held = Held::start("pre-copy", "pre-resume", "false");
+    wait_until("it is written down", || held.here.phases("source") == ["deciding"]);
+    held.migration.kill().unwrap();
+    held.migration.wait().unwrap();
+    held.there.stop_agent();
+    held.release();
+    assert_eq!(held.resolve(&["--keep-here"]), "it goes on here");
+    held.counter.goes_on();
+    let state = held.here.path("state");
+    wait_until("nobody looks on any more", || {
+        pids_of(&["--watch", "one", state.to_str().unwrap()]).is_empty()
+    });
+}
+
+/// Only the user can know that the other host is lost for good.
+#[test]
+fn a_lost_destination_is_not_asked_on_demand() {
+    let mut held = Held::start("pre-copy", "pre-resume", "false");
+    held.abandon();
+    held.there.stop_agent();
+    held.release();
+    wait_until("the restore has ended", || held.counter.running().len() == 1);
+    assert!(held.is_here(false), "nobody has decided");
+    assert_eq!(held.resolve(&["--keep-here"]), "it goes on here");
+    held.counter.goes_on();
+    assert!(held.is_here(true));
+    // When it comes back, its agent says the same.
+    held.there.start_agent();
+    assert_eq!(held.there.phases("destination"), ["stayed"]);
+}
+
+/// A host that was restarted has none of the tasks: whoever has their ids now is left alone.
+#[test]
+fn after_a_restart_of_the_host_nothing_is_signalled() {
+    let mut held = Held::start("pre-copy", "pre-resume", "false");
+    held.abandon();
+    held.release();
+    let path = held.here.path("state/source/one.json");
+    let mut record: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    assert!(record["boot"].is_string(), "{record}");
+    record["boot"] = json!("another");
+    fs::write(&path, record.to_string()).unwrap();
+    assert!(held.resolve(&[]).contains("ended when this host was restarted"));
+    assert!(held.is_here(false), "it is another task now, and was not told to go on");
+    kill_process(Pid::from_raw(held.counter.pid).unwrap(), Signal::KILL).unwrap();
+}
