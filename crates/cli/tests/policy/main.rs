@@ -4,8 +4,13 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod addresses;
+mod configuration;
 mod given;
+mod ids;
+mod mounts;
+mod networks;
 mod open_files;
+mod rights;
 #[path = "../sleeper/mod.rs"]
 mod sleeper;
 
@@ -17,11 +22,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use torpor_images::proto::{
-    CoreEntry, FdTypes, FdinfoEntry, FileEntry, FownEntry, Fstype, InventoryEntry, MntEntry,
-    PstreeEntry, TaskCoreEntry, ThreadCoreEntry, UidGidExtent, UsernsEntry,
+    CoreEntry, FdTypes, FdinfoEntry, FileEntry, InventoryEntry, PstreeEntry,
 };
 use torpor_images::{ImageDir, kind};
-use torpor_policy::Capabilities;
 
 use sleeper::{WITHOUT_MOUNTS_OF_OTHERS, write_script};
 
@@ -220,90 +223,6 @@ fn files_that_would_be_made() {
     task.allowed(&["files.set-uid=true"]);
 }
 
-#[test]
-fn mounts() {
-    let script = "mount --bind /usr /mnt; mount -t tmpfs none /opt";
-    let task = Asleep::new(&["--mount", "--propagation=private"], script);
-    let given = |path: &str, rules: &[&str]| {
-        let (images, key) = (task.images(), task.key());
-        let mut audit = torpor(&["image", "audit", images.to_str().unwrap(), "--host-key", &key]);
-        audit.args(["--policy", "/dev/null", "--external", &format!("mnt[disk]:{path}")]);
-        for rule in rules {
-            audit.args(["--policy-rule", rule]);
-        }
-        said(&audit.output().unwrap())
-    };
-    // Of all that was found on this host, the mount that is given by its key.
-    let denied = |path: &str| {
-        let said = given(path, &["mounts.sources=['/srv/data']"]);
-        let line = format!("\"/mnt\": {path:?} of this host, as given: ");
-        said.lines().any(|l| l.contains(&line) && l.ends_with("(mounts.sources)"))
-    };
-    assert!(denied("/usr") && denied("/srv/data/../../etc") && denied("/srv/database"));
-    assert!(!denied("/srv/data/x") && !denied("/srv/data"));
-    task.denied(&["mounts.file-systems=['proc']"], &["\"/opt\": file system tmpfs"]);
-}
-
-/// A mount that images say is of a device which the caller gives shows what is on that.
-#[test]
-fn mounts_of_devices() {
-    let task = Asleep::new(&["--mount", "--propagation=private"], "mount -t tmpfs none /opt");
-    let images = ImageDir::open(task.images()).unwrap();
-    let space = images.ids(kind::MNTS).unwrap()[0];
-    let whole: Vec<MntEntry> = images.read_all(kind::MNTS, space).unwrap();
-    let changed = |fstype: Fstype, name: Option<&str>, options: &str| {
-        let mut mounts = whole.clone();
-        let mount = mounts.iter_mut().find(|mount| mount.mountpoint == b"/opt").unwrap();
-        (mount.fstype, mount.fsname) = (fstype as u32, name.map(ToOwned::to_owned));
-        (mount.ext_key, mount.source) = (Some("CRIU:EXTERNAL_DEV".into()), b"disk".to_vec());
-        mount.options = options.as_bytes().to_vec();
-        images.write_all(kind::MNTS, space, &mounts).unwrap();
-    };
-    let (auto, other) = (Fstype::Auto, Fstype::Unsupported);
-    changed(Fstype::Overlayfs, None, "lowerdir=/etc:/usr");
-    task.denied(&[], &["mountpoints-", "is of a device, but its type has none"]);
-    changed(auto, Some("overlay"), "lowerdir=/etc:/usr");
-    task.denied(&[], &["mountpoints-", "is of type overlay, but goes by its name"]);
-    for (fstype, name) in [(auto, "proc"), (other, "cgroup2"), (other, "sysfs")] {
-        changed(fstype, Some(name), "");
-        task.denied(&[], &[&format!("is of type {name}, but goes by its name")]);
-    }
-    let given = "\"/opt\": file system xfs of the device that is given as \"disk\"";
-    changed(other, Some("xfs"), "rw,logdev=/dev/sda");
-    task.denied(
-        &["mounts.file-systems=['xfs']"],
-        &[given, "the option logdev names a further device (mounts.file-systems)"],
-    );
-    task.denied(&["mounts.file-systems=['ext4']"], &[given, "this type is not among those"]);
-}
-
-#[test]
-fn networks() {
-    let script = "ip link set lo up
-        ip link add br0 type bridge; ip link set br0 up; ip addr add 10.7.0.1/24 dev br0
-        ip route add 10.9.0.0/16 via 10.7.0.2
-        nft add table inet t; echo 1 >/proc/sys/net/ipv4/conf/br0/accept_local";
-    let task = Asleep::new(&["--net"], script);
-    task.denied(
-        &[
-            "network.firewall=false",
-            "network.routes=false",
-            "network.links=['loopback']",
-            "network.sysctls=[]",
-        ],
-        &[
-            "nftables-",
-            "10.9.0.0/16 through 10.7.0.2",
-            "\"br0\" (bridge)",
-            "sysctl net.ipv4.conf.br0.accept_local = \"1\"",
-        ],
-    );
-    // The routes of its own addresses and the first rules are none that are asked for.
-    let said = said(&task.run(&["image", "audit"], &[]));
-    assert!(!said.contains("10.7.0.0") && !said.contains("rule of priority"), "{said}");
-    task.allowed(&["network.links=['loopback', 'bridge']", "network.routes=true"]);
-}
-
 /// What a new IPC namespace has anyway is not asked for.
 #[test]
 fn limits_of_ipc_namespaces() {
@@ -357,54 +276,6 @@ fn sockets_unlinked_files_and_archives_are_in_the_plan() {
         assert!(!audit.contains(text), "{audit}");
     }
     task.wakes(&[], |_| ());
-}
-
-/// Rules are allowed, but not what names files of the host, or programs for it to run.
-#[test]
-fn firewalls_are_rules_only() {
-    let task = Asleep::new(&["--net"], "ip link set lo up; nft add table inet t");
-    let images = ImageDir::open(task.images()).unwrap();
-    let network = images.ids(kind::NFTABLES).unwrap()[0];
-    let refused = |image: kind::Kind, text: &str| {
-        let path = task.images().join(image.file_name(network));
-        let whole = fs::read(&path);
-        fs::write(&path, text).unwrap();
-        task.denied(&[], &[&format!("{}: line ", image.file_name(network))]);
-        whole.map_or_else(|_| fs::remove_file(&path), |whole| fs::write(&path, whole)).unwrap();
-    };
-    for text in [
-        "include \"/etc/shadow\"\n",
-        "table ip a {\ninclude \"/etc/shadow\"\n}\n",
-        "table ip a { } ; include \"/etc/shadow\"\n",
-        "define x = 1\n",
-        "flush ruleset\n",
-        "table ip a 1include \"/etc/shadow\"\n",
-        "table ip a { list ruleset; }\n",
-    ] {
-        refused(kind::NFTABLES, text);
-    }
-    for rule in [
-        "-A INPUT -M /tmp/x -j ACCEPT",
-        "-A INPUT --modprobe=/tmp/x",
-        "-A INPUT --modp /tmp/x",
-        "-N X -M /tmp/x",
-        "-A INPUT -m ../../tmp/x",
-        // What the program takes for words and lines is not what is between spaces.
-        "-A INPUT -m comment --comment \"x\"-M /tmp/x -j ACCEPT",
-        "[0:0]-M/tmp/x -A INPUT -j ACCEPT",
-        &format!("#{}-A INPUT -M /tmp/x -j ACCEPT", "x".repeat(10_238)),
-    ] {
-        let text = format!("*filter\n:INPUT ACCEPT [0:0]\n{rule}\nCOMMIT\n");
-        refused(kind::IPTABLES, &text);
-        refused(kind::IP6TABLES, &text);
-    }
-    task.allowed(&[]);
-    let tables = task.wakes(&[], |root| {
-        let mut nft = Command::new("nsenter");
-        nft.args(["-t", &root.to_string(), "-n", "nft", "list", "tables"]);
-        said(&nft.output().unwrap())
-    });
-    assert_eq!(tables, "table inet t\n");
 }
 
 #[test]
@@ -463,246 +334,6 @@ fn pages_that_are_changed_after_the_verdict_end_the_restore() {
     task.wakes(&rules, |_| ());
 }
 
-#[test]
-fn a_bundle_limits_foreign_images() {
-    let task = Asleep::new(&["--mount", "--propagation=private"], "mount -t tmpfs none /opt");
-    let bundle = tempfile::tempdir().unwrap();
-    let audit = |spec: &str| {
-        fs::write(bundle.path().join("config.json"), spec).unwrap();
-        let images = task.images();
-        let mut audit = torpor(&["image", "audit", images.to_str().unwrap(), "--host-key", "none"]);
-        audit.args(["--policy", "/dev/null", "--bundle"]).arg(bundle.path());
-        said(&audit.output().unwrap())
-    };
-    let narrow = audit(
-        r#"{"ociVersion": "1.0.2", "root": {"readonly": true},
-            "process": {"noNewPrivileges": true, "capabilities": {"bounding": ["CAP_KILL"]}},
-            "mounts": [{"destination": "/opt", "type": "tmpfs", "options": ["nosuid", "nodev"]}],
-            "linux": {"seccomp": {}, "namespaces": [{"type": "pid"}, {"type": "mount"}],
-                      "uidMappings": [{"containerID": 0, "hostID": 1000, "size": 1}]}}"#,
-    );
-    for wanted in [
-        "(foreign.capabilities.allow)",
-        "(foreign.seccomp.require)",
-        "(foreign.no-new-privileges.require)",
-        "pid namespace",
-        "\"/opt\": file system tmpfs: the calling runtime wants it nosuid, nodev",
-        "the calling runtime wants it read-only",
-    ] {
-        assert!(narrow.contains(wanted), "{wanted:?} is missing: {narrow}");
-    }
-    assert!(!narrow.contains("mnt namespace: it has"), "{narrow}");
-    assert!(audit("{}").contains("no bundle"));
-    let odd = audit(r#"{"ociVersion": "1.0.2", "Process": {}}"#);
-    assert!(odd.contains("some runtimes take the key \"Process\""), "{odd}");
-}
-
-#[test]
-fn a_configuration_is_judged_by_itself() {
-    let bundle = tempfile::tempdir().unwrap();
-    let spec = r#"{"ociVersion": "1.0.2", "root": {"path": "rootfs"},
-                   "linux": {"cgroupsPath": "/system.slice"}}"#;
-    fs::write(bundle.path().join("config.json"), spec).unwrap();
-    let audit = |rule: &str| {
-        let mut audit = torpor(&["image", "audit", "--no-images", "--policy", "/dev/null"]);
-        audit.arg("--policy-rule").arg(rule).arg(format!("--bundle={}", bundle.path().display()));
-        audit.output().unwrap()
-    };
-    assert!(audit("cgroups.allow=[\"/system.slice\"]").status.success());
-    let denied = audit("cgroups.allow=[\"/guests\"]");
-    let wanted = "config.json: the control group /system.slice: this path is not among those \
-                  allowed (cgroups.allow)";
-    assert!(!denied.status.success() && said(&denied).contains(wanted), "{}", said(&denied));
-}
-
-/// Without images and bundle it is only found out whether a restore would take the options.
-#[test]
-fn options_are_judged_by_themselves() {
-    let audit =
-        |words: &[&str]| torpor(&["image", "audit", "--no-images"]).args(words).output().unwrap();
-    let fine = audit(&["--policy", "/dev/null", "--policy-rule", "files.set-uid=false"]);
-    assert!(fine.status.success(), "{}", said(&fine));
-    for (words, what) in [
-        (&["--nosuch"][..], "there is no option --nosuch"),
-        (&["--leave-running"], "restore has no option --leave-running"),
-        (&["--policy", "/none"], "policy /none"),
-        (&["images"], "\"images\" is no option"),
-    ] {
-        let wrong = audit(words);
-        assert!(!wrong.status.success() && said(&wrong).contains(what), "{}", said(&wrong));
-    }
-}
-
-/// A file on a mount that there is not.
-#[test]
-fn a_file_of_an_unknown_mount() {
-    let task = Asleep::new(&["--mount"], "exec 7>/dev/null");
-    let images = ImageDir::open(task.images()).unwrap();
-    let mut files: Vec<FileEntry> = images.read_all(kind::FILES, 0).unwrap();
-    let file = files.iter_mut().find(|entry| entry.reg.is_some()).unwrap();
-    file.reg.as_mut().unwrap().mnt_id = Some(900_001);
-    let what = format!("files.img: file {} is of mount 900001, which there is not", file.id);
-    images.write_all(kind::FILES, 0, &files).unwrap();
-    task.denied(&[], &[&what]);
-}
-
-/// What a restore would set for tasks with its own rights, in the name of others or before others.
-#[test]
-fn what_is_set_with_the_rights_of_the_restore() {
-    let task = Asleep::new(&["--uts"], "exec 7>/dev/null");
-    let root = task.root();
-    let images = ImageDir::open(task.images()).unwrap();
-    let whole: CoreEntry = images.read_one(kind::CORE, root.into()).unwrap();
-    let of_task = |text: &str| format!("core-{root}.img: task {root}: {text}");
-    let changed = |change: fn(&mut TaskCoreEntry, &mut ThreadCoreEntry)| {
-        let mut core = whole.clone();
-        change(core.tc.as_mut().unwrap(), core.thread_core.as_mut().unwrap());
-        images.write_one(kind::CORE, root.into(), &core).unwrap();
-    };
-    changed(|tc, _| tc.loginuid = Some(4711));
-    task.denied(&["users.login=false"], &[&of_task("logged in as user id 4711"), "(users.login)"]);
-    task.allowed(&["users.login=true"]);
-    changed(|_, thread| thread.torpor_ioprio = Some(1 << 13 | 4));
-    task.denied(&["scheduling.allow=false"], &[&of_task("scheduling: priority 0x2004 for I/O")]);
-    task.allowed(&["scheduling.allow=true"]);
-    changed(|_, thread| thread.torpor_io_flusher = Some(true));
-    task.denied(&["limits.raise=false"], &[&of_task("PR_SET_IO_FLUSHER of 1")]);
-    changed(|_, _| {});
-    let mut files: Vec<FileEntry> = images.read_all(kind::FILES, 0).unwrap();
-    let reg = files.iter_mut().find_map(|entry| entry.reg.as_mut()).unwrap();
-    reg.fown = FownEntry { pid: root, euid: 4712, ..FownEntry::default() };
-    images.write_all(kind::FILES, 0, &files).unwrap();
-    task.denied(&["users.allow=['0']"], &["files.img: user id 4712"]);
-    task.allowed(&["users.allow=['0', '4712']"]);
-}
-
-/// A process in a user namespace of its own, whose ids are those from `LOWER` on here.
-struct Joined {
-    process: std::process::Child,
-}
-
-impl Joined {
-    const LOWER: u32 = 70_000;
-
-    fn new() -> Self {
-        let process = Command::new("unshare").args(["--user", "cat"]).stdin(Stdio::piped()).spawn();
-        let joined = Self { process: process.unwrap() };
-        let pid = joined.process.id();
-        let inode = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/user")).unwrap();
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while inode(&pid.to_string()) == inode("self") {
-            assert!(Instant::now() < deadline, "process {pid} makes no user namespace");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        for map in ["uid_map", "gid_map"] {
-            fs::write(format!("/proc/{pid}/{map}"), format!("0 {} 100\n", Self::LOWER)).unwrap();
-        }
-        joined
-    }
-}
-
-impl Drop for Joined {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-/// Ids count as those of the user namespace that the tasks join, whatever maps the images have.
-#[test]
-fn ids_in_a_joined_user_namespace() {
-    let task = Asleep::new(&["--uts", "--user", "--map-root-user"], ":");
-    let images = ImageDir::open(task.images()).unwrap();
-    let space = images.ids(kind::USERNS).unwrap()[0];
-    let map = vec![UidGidExtent { first: 0, lower_first: 4711, count: 1 }];
-    let maps = UsernsEntry { uid_map: map.clone(), gid_map: map, torpor_nested: None };
-    images.write_one(kind::USERNS, space, &maps).unwrap();
-    let joined = Joined::new();
-    let pid = joined.process.id();
-    for target in [pid.to_string(), format!("/proc/{pid}/ns/user")] {
-        let join = format!("--join-ns=user:{target},0,0");
-        let restore = ["restore", &*join];
-        let output = task.run(&restore, &["users.allow=['4711']", "user-namespace.users=[]"]);
-        let text = said(&output);
-        assert!(text.contains(&format!("user id {}", Joined::LOWER)), "{target}: {text}");
-        // The maps of the images are not made, so nobody asks for them.
-        assert!(!text.contains("4711 on"), "{target}: {text}");
-        assert!(!Path::new(&format!("/proc/{}", task.root())).exists(), "the task is there");
-        // The restoring program has not got all capabilities on every machine.
-        let all = "foreign.capabilities.allow='all'";
-        let output = task.run(&restore, &["users.allow=['70000']", all]);
-        assert!(output.status.success(), "{target}: {}", said(&output));
-        let (root, map) = (task.root(), format!("/proc/{}/uid_map", task.root()));
-        assert!(fs::read_to_string(map).unwrap().contains("70000"), "{target}");
-        kill_process(Pid::from_raw(root.cast_signed()).unwrap(), Signal::KILL).unwrap();
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while Path::new(&format!("/proc/{root}")).exists() {
-            assert!(Instant::now() < deadline, "task {root} does not end");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-}
-
-/// Maps that the kernel would not take are an error of an audit as well: of no ids, and of ids that there are not.
-#[test]
-fn maps_of_ids_that_cannot_be() {
-    let task = Asleep::new(&["--uts", "--user", "--map-root-user"], ":");
-    let images = ImageDir::open(task.images()).unwrap();
-    let space = images.ids(kind::USERNS).unwrap()[0];
-    let whole: UsernsEntry = images.read_one(kind::USERNS, space).unwrap();
-    for (first, lower_first, count) in [(1, 0, 0), (1, 0, u32::MAX), (0, 1, u32::MAX)] {
-        let mut maps = whole.clone();
-        maps.gid_map.push(UidGidExtent { first, lower_first, count });
-        images.write_one(kind::USERNS, space, &maps).unwrap();
-        let wanted = format!("userns-{space}.img: its maps are impossible");
-        task.denied(&[], &[&wanted]);
-    }
-}
-
-/// What the restoring program may do while it restores tasks that may do little.
-#[test]
-fn a_restore_gives_up_what_it_does_not_need() {
-    const GONE: &str = "sys_module,sys_rawio,sys_boot,mac_admin,mknod";
-    let bounding = format!("--bounding-set=-{}", GONE.replace(',', ",-"));
-    let narrow = Asleep::new(&["--uts", "setpriv", &bounding], "");
-    let wide = Asleep::new(&["--uts"], "");
-    let sets = |task: &Asleep| {
-        let (said, script) = (task.dir.path().join("said"), task.dir.path().join("script"));
-        // Between them is a shell.
-        let text = format!(
-            "#!/bin/sh\n[ $CRTOOLS_SCRIPT_ACTION != post-restore ] && exit
-            parent=$(sed -n 's/^PPid://p' /proc/$PPID/status)
-            cat /proc/$((parent))/status >{}\n",
-            said.display()
-        );
-        write_script(&script, &text);
-        let root = task.root();
-        let images = task.images();
-        let args = ["restore", "-d", "--host-key", &task.key(), "--action-script"];
-        let end = torpor(&args).arg(&script).arg("-D").arg(&images).output().unwrap();
-        assert!(end.status.success(), "{}", crate::said(&end));
-        let of_task = fs::read_to_string(format!("/proc/{root}/status")).unwrap();
-        kill_process(Pid::from_raw(root.cast_signed()).unwrap(), Signal::KILL).unwrap();
-        (fs::read_to_string(said).unwrap(), of_task)
-    };
-    let set = |status: &str, name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
-        Capabilities(u64::from_str_radix(line.trim_start_matches(':').trim(), 16).unwrap())
-    };
-    let gone = Capabilities::parse(GONE.split(',')).unwrap();
-    let own = set(&fs::read_to_string("/proc/self/status").unwrap(), "CapPrm");
-    let (supervisor, task) = sets(&narrow);
-    for name in ["CapPrm", "CapEff", "CapInh"] {
-        let kept = set(&supervisor, name);
-        assert_eq!(kept.without(gone), kept, "{name}: {supervisor}");
-    }
-    assert_eq!(set(&task, "CapBnd"), own.without(gone), "{task}");
-    // It has to give to the tasks what is theirs.
-    let (supervisor, task) = sets(&wide);
-    assert_eq!(set(&supervisor, "CapEff"), own, "{supervisor}");
-    assert_eq!(set(&task, "CapEff"), own, "{task}");
-}
-
 /// Many entries that are small in the file and large in memory.
 #[test]
 fn images_that_would_take_all_memory() {
@@ -716,23 +347,6 @@ fn images_that_would_take_all_memory() {
     let bytes: Vec<u8> = magic.chain((1..500_000).flat_map(entry)).collect();
     fs::write(task.images().join("files.img"), bytes).unwrap();
     task.denied(&[], &["MiB of memory, more than any dump's need"]);
-}
-
-#[test]
-fn a_policy_that_makes_no_sense_ends_the_restore() {
-    let task = Asleep::new(&["--uts"], ":");
-    let policy = task.dir.path().join("policy.toml");
-    fs::write(&policy, "[users]\nalow = []\n").unwrap();
-    let images = task.images();
-    let args = ["restore", "-D", images.to_str().unwrap(), "--policy", policy.to_str().unwrap()];
-    let text = said(&torpor(&args).output().unwrap());
-    assert!(
-        text.contains("line 2: there is no rule users.alow; did you mean users.allow?"),
-        "{text}"
-    );
-    task.wakes(&[], |_| ());
-    let args = ["restore", "-D", images.to_str().unwrap(), "--policy", "/nonexistent"];
-    assert!(said(&torpor(&args).output().unwrap()).contains("policy /nonexistent: "));
 }
 
 #[test]

@@ -1,0 +1,92 @@
+//! What is judged by itself: the configuration of a container, options, the policy.
+
+use std::fs;
+
+use super::{Asleep, said, torpor};
+
+#[test]
+fn a_bundle_limits_foreign_images() {
+    let task = Asleep::new(&["--mount", "--propagation=private"], "mount -t tmpfs none /opt");
+    let bundle = tempfile::tempdir().unwrap();
+    let audit = |spec: &str| {
+        fs::write(bundle.path().join("config.json"), spec).unwrap();
+        let images = task.images();
+        let mut audit = torpor(&["image", "audit", images.to_str().unwrap(), "--host-key", "none"]);
+        audit.args(["--policy", "/dev/null", "--bundle"]).arg(bundle.path());
+        said(&audit.output().unwrap())
+    };
+    let narrow = audit(
+        r#"{"ociVersion": "1.0.2", "root": {"readonly": true},
+            "process": {"noNewPrivileges": true, "capabilities": {"bounding": ["CAP_KILL"]}},
+            "mounts": [{"destination": "/opt", "type": "tmpfs", "options": ["nosuid", "nodev"]}],
+            "linux": {"seccomp": {}, "namespaces": [{"type": "pid"}, {"type": "mount"}],
+                      "uidMappings": [{"containerID": 0, "hostID": 1000, "size": 1}]}}"#,
+    );
+    for wanted in [
+        "(foreign.capabilities.allow)",
+        "(foreign.seccomp.require)",
+        "(foreign.no-new-privileges.require)",
+        "pid namespace",
+        "\"/opt\": file system tmpfs: the calling runtime wants it nosuid, nodev",
+        "the calling runtime wants it read-only",
+    ] {
+        assert!(narrow.contains(wanted), "{wanted:?} is missing: {narrow}");
+    }
+    assert!(!narrow.contains("mnt namespace: it has"), "{narrow}");
+    assert!(audit("{}").contains("no bundle"));
+    let odd = audit(r#"{"ociVersion": "1.0.2", "Process": {}}"#);
+    assert!(odd.contains("some runtimes take the key \"Process\""), "{odd}");
+}
+
+#[test]
+fn a_configuration_is_judged_by_itself() {
+    let bundle = tempfile::tempdir().unwrap();
+    let spec = r#"{"ociVersion": "1.0.2", "root": {"path": "rootfs"},
+                   "linux": {"cgroupsPath": "/system.slice"}}"#;
+    fs::write(bundle.path().join("config.json"), spec).unwrap();
+    let audit = |rule: &str| {
+        let mut audit = torpor(&["image", "audit", "--no-images", "--policy", "/dev/null"]);
+        audit.arg("--policy-rule").arg(rule).arg(format!("--bundle={}", bundle.path().display()));
+        audit.output().unwrap()
+    };
+    assert!(audit("cgroups.allow=[\"/system.slice\"]").status.success());
+    let denied = audit("cgroups.allow=[\"/guests\"]");
+    let wanted = "config.json: the control group /system.slice: this path is not among those \
+                  allowed (cgroups.allow)";
+    assert!(!denied.status.success() && said(&denied).contains(wanted), "{}", said(&denied));
+}
+
+/// Without images and bundle it is only found out whether a restore would take the options.
+#[test]
+fn options_are_judged_by_themselves() {
+    let audit =
+        |words: &[&str]| torpor(&["image", "audit", "--no-images"]).args(words).output().unwrap();
+    let fine = audit(&["--policy", "/dev/null", "--policy-rule", "files.set-uid=false"]);
+    assert!(fine.status.success(), "{}", said(&fine));
+    for (words, what) in [
+        (&["--nosuch"][..], "there is no option --nosuch"),
+        (&["--leave-running"], "restore has no option --leave-running"),
+        (&["--policy", "/none"], "policy /none"),
+        (&["images"], "\"images\" is no option"),
+    ] {
+        let wrong = audit(words);
+        assert!(!wrong.status.success() && said(&wrong).contains(what), "{}", said(&wrong));
+    }
+}
+
+#[test]
+fn a_policy_that_makes_no_sense_ends_the_restore() {
+    let task = Asleep::new(&["--uts"], ":");
+    let policy = task.dir.path().join("policy.toml");
+    fs::write(&policy, "[users]\nalow = []\n").unwrap();
+    let images = task.images();
+    let args = ["restore", "-D", images.to_str().unwrap(), "--policy", policy.to_str().unwrap()];
+    let text = said(&torpor(&args).output().unwrap());
+    assert!(
+        text.contains("line 2: there is no rule users.alow; did you mean users.allow?"),
+        "{text}"
+    );
+    task.wakes(&[], |_| ());
+    let args = ["restore", "-D", images.to_str().unwrap(), "--policy", "/nonexistent"];
+    assert!(said(&torpor(&args).output().unwrap()).contains("policy /nonexistent: "));
+}
