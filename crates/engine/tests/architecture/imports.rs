@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::files_of_engine;
+
 /// A module, as its path has it: `restore::stages` is `["restore", "stages"]`, the library's own is empty.
 type Module = Vec<String>;
 
 /// The largest set of files each of which imports, by way of others, each other one.
-pub(super) fn largest_circle(files: &[(String, String)]) -> Vec<String> {
+fn largest_circle(files: &[(String, String)]) -> Vec<String> {
     let known: BTreeSet<Module> = files.iter().map(|(file, _)| module(file)).collect();
     let shown: BTreeMap<Module, Module> =
         files.iter().flat_map(|(file, text)| shown(&module(file), text)).collect();
@@ -187,4 +189,38 @@ fn expand(before: &str, tree: &str, all: &mut Vec<String>) {
     if !inner[from..].trim().is_empty() {
         expand(&shared, inner[from..].trim(), all);
     }
+}
+
+/// Files that import each other, by way of others, are read together or not at all.
+#[test]
+fn no_circle_of_imports_is_large() {
+    let circle = largest_circle(&files_of_engine());
+    assert!((2..=12).contains(&circle.len()), "{} files are a circle: {circle:?}", circle.len());
+}
+
+/// What a module shows of one below it is an import of that.
+#[test]
+fn circles_go_through_what_is_shown() {
+    let files = [
+        ("lib.rs", "mod a; mod b; pub use b::Thing;"),
+        ("a.rs", "use crate::Thing;"),
+        ("b/mod.rs", "mod c; mod thing;\npub(crate) use c::{Thing, thing};"),
+        ("b/c.rs", "use crate::a::A;"),
+        ("b/thing.rs", ""),
+    ];
+    let files = files.map(|(file, text)| (file.to_owned(), text.to_owned()));
+    assert_eq!(largest_circle(&files), ["a", "b::c"]);
+}
+
+/// Code names what is in a module below without an import. Who may see something is none.
+#[test]
+fn circles_go_through_what_is_named() {
+    let files = [
+        ("lib.rs", "mod a;"),
+        ("a/mod.rs", "mod b;\nmod c;\npub use c::shown;\nstruct A { of: b::B }"),
+        ("a/b.rs", "use super::{A, c::C};"),
+        ("a/c.rs", "pub(in crate::a) fn shown() {}\nstruct C;"),
+    ];
+    let files = files.map(|(file, text)| (file.to_owned(), text.to_owned()));
+    assert_eq!(largest_circle(&files), ["a", "a::b"]);
 }
