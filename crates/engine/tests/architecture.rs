@@ -49,6 +49,14 @@ fn files_of_engine() -> Vec<(String, String)> {
     files_of("engine")
 }
 
+/// What a file says before its tests, which others may use.
+fn without_tests(text: &str) -> &str {
+    let begins = ["", "pub(super) ", "pub(crate) "]
+        .map(|shown| format!("#[cfg(test)]\n{shown}mod tests {{"));
+    let ends = begins.iter().filter_map(|begin| text.find(begin));
+    &text[..ends.min().unwrap_or(text.len())]
+}
+
 /// The files of a crate, tests aside, and what they say.
 fn files_of(krate: &str) -> Vec<(String, String)> {
     fn walk(dir: &Path, found: &mut impl FnMut(&Path)) {
@@ -63,8 +71,7 @@ fn files_of(krate: &str) -> Vec<(String, String)> {
         let short = path.strip_prefix(&source).unwrap().display().to_string();
         if !short.contains("test") {
             let text = std::fs::read_to_string(path).unwrap();
-            let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
-            all.push((short, text.to_owned()));
+            all.push((short, without_tests(&text).to_owned()));
         }
     });
     all.sort();
