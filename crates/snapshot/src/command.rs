@@ -43,8 +43,8 @@ pub enum SnapshotCommand {
     List(OneArgs),
     /// Say what a snapshot is, and what it needs
     Inspect(OneArgs),
-    /// Compare all of a snapshot with its digests, and its signature with the signers that are
-    /// trusted
+    /// Compare all of a snapshot with its digests, the lists of its pages with the pages, and its
+    /// signature with the signers that are trusted
     Verify(VerifyArgs),
     /// Sign a snapshot
     Sign(SignArgs),

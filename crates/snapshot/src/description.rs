@@ -209,13 +209,59 @@ impl Description {
     /// The packs, with their layers in `manifest`.
     ///
     /// # Errors
-    /// If a layer is not there.
+    /// If a layer is not there, or two packs have one layer or one number.
     pub fn layers<'m>(&'m self, manifest: &'m Manifest) -> Result<Vec<(&'m Pack, &'m Descriptor)>> {
-        let find = |pack: &'m Pack| {
+        let find = |(at, pack): (usize, &'m Pack)| {
+            let is_same = |one: &Pack| one.number == pack.number || one.layer == pack.layer;
+            if self.packs[..at].iter().any(is_same) {
+                return Err(Error::new(format!("the image has its pack {} twice", pack.number)));
+            }
             let layer = manifest.layers.iter().find(|layer| layer.digest == pack.layer);
             let missing = || Error::new(format!("the image lacks its layer {}", pack.layer));
             Ok((pack, layer.ok_or_else(missing)?))
         };
-        self.packs.iter().map(find).collect()
+        self.packs.iter().enumerate().map(find).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// One of two packs with the same layer would be looked at, and the other one used.
+    #[test]
+    fn no_two_packs_are_one() {
+        let layer = |digest: &str| Descriptor {
+            media_type: String::new(),
+            digest: digest.to_owned(),
+            size: 1,
+            annotations: BTreeMap::new(),
+        };
+        let manifest = Manifest {
+            schema_version: 2,
+            media_type: String::new(),
+            config: layer("config"),
+            layers: ["small", "one", "other"].map(layer).to_vec(),
+            annotations: BTreeMap::new(),
+        };
+        let pack = |(number, layer): (u32, &str)| Pack {
+            layer: layer.to_owned(),
+            plain: String::new(),
+            number,
+            list_offset: 0,
+            list_size: 0,
+            list_digest: String::new(),
+        };
+        let of = |packs: [(u32, &str); 2]| {
+            let packs = packs.map(pack).to_vec();
+            let description = Description { packs, ..Description::default() };
+            description.layers(&manifest).map(|found| found.len()).map_err(|e| e.to_string())
+        };
+        assert_eq!(of([(1, "one"), (2, "other")]), Ok(2));
+        for packs in [[(1, "one"), (1, "other")], [(2, "one"), (1, "one")]] {
+            assert_eq!(of(packs).unwrap_err(), "the image has its pack 1 twice");
+        }
+        assert_eq!(of([(1, "one"), (2, "none")]).unwrap_err(), "the image lacks its layer none");
     }
 }

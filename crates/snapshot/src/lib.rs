@@ -35,6 +35,7 @@ pub mod mounts;
 pub mod network;
 pub mod own;
 pub mod pack;
+mod page_list;
 pub mod patience;
 pub mod pause;
 pub mod places;

@@ -21,12 +21,9 @@ use torpor_images::proto::{PackedEntry, PackedHead, WorkingSetEntry};
 use torpor_images::{ImageDir, compress::Compression};
 
 use crate::error::{Context, Error, Result};
+use crate::page_list::{self, ListedCluster, PageSum};
 use crate::{eager, progress};
 
-/// The bytes of the digest that a page is known by.
-const PAGE_SUM: usize = 20;
-/// The bytes of a cluster in the list, before its pages.
-const LISTED: usize = 48;
 /// How well pages are compressed.
 const LEVEL: i32 = 3;
 /// How well those of the working set are: each start waits for them. Level 19 saves as much again, and takes
@@ -40,9 +37,6 @@ const MAX_PACKS: usize = 8;
 const MOST_CLUSTERS: usize = 64;
 /// How many pages are read at once.
 const WINDOW: u64 = 256;
-
-/// What a page is known by.
-type PageSum = [u8; PAGE_SUM];
 
 /// A cluster that is stored.
 #[derive(Debug, Clone, Copy)]
@@ -82,29 +76,14 @@ impl Known {
     ///
     /// # Errors
     /// If the list makes no sense.
-    pub fn add(&mut self, pack: u32, mut list: &[u8]) -> Result<()> {
-        let wrong = || Error::new("the list of a pack's pages is damaged");
-        while !list.is_empty() {
-            let (head, rest) = list.split_at_checked(LISTED).ok_or_else(wrong)?;
-            let number = |at: usize, len: usize| {
-                let bytes = head[at..at + len].iter().rev();
-                bytes.fold(0u64, |sum, byte| sum << 8 | u64::from(*byte))
-            };
-            let (size, pages) = (u32::try_from(number(8, 4)), u32::try_from(number(12, 4)));
-            let (size, pages) = (size.map_err(|_| wrong())?, pages.map_err(|_| wrong())?);
-            let count = usize::try_from(pages).unwrap_or(usize::MAX);
-            if !(1..=CLUSTER).contains(&count) {
-                return Err(wrong());
+    pub fn add(&mut self, pack: u32, list: &[u8]) -> Result<()> {
+        for ListedCluster { offset, size, sum, pages } in page_list::parse(list)? {
+            let cluster = u32::try_from(self.clusters.len()).map_err(|_| many())?;
+            for (skip, page) in (0..).zip(pages) {
+                self.pages.entry(*page).or_insert((cluster, skip));
             }
-            let (sums, rest) = rest.split_at_checked(count * PAGE_SUM).ok_or_else(wrong)?;
-            let sum = head[16..].try_into().map_err(|_| wrong())?;
-            let cluster = u32::try_from(self.clusters.len()).map_err(|_| wrong())?;
-            self.clusters.push(StoredCluster { pack, offset: number(0, 8), size, pages, sum });
-            for (skip, sum) in (0..).zip(sums.chunks_exact(PAGE_SUM)) {
-                let sum = sum.try_into().map_err(|_| wrong())?;
-                self.pages.entry(sum).or_insert((cluster, skip));
-            }
-            list = rest;
+            let pages = u32::try_from(pages.len()).map_err(|_| many())?;
+            self.clusters.push(StoredCluster { pack, offset, size, pages, sum });
         }
         Ok(())
     }
@@ -129,6 +108,10 @@ impl Known {
         let clusters = &self.clusters;
         self.pages.retain(|_, (cluster, _)| kept.contains(&clusters[*cluster as usize].pack));
     }
+}
+
+fn many() -> Error {
+    Error::new("too many pages")
 }
 
 /// The number of the page at an address, among those that are present; `runs` are those of a map
@@ -250,11 +233,7 @@ fn sums_of(memory: &Memory) -> Result<Vec<PageSum>> {
         let pages = usize::try_from(WINDOW.min(count - first)).unwrap_or(0);
         data.resize(pages * page, 0);
         memory.read(first, &mut data)?;
-        for plain in data.chunks_exact(page) {
-            let sum = digest::digest(&SHA256, plain);
-            let sum = sum.as_ref()[..PAGE_SUM].try_into();
-            sums.push(sum.map_err(|_| Error::new("a digest is too short"))?);
-        }
+        sums.extend(data.chunks_exact(page).map(page_list::sum_of));
     }
     Ok(sums)
 }
@@ -309,7 +288,6 @@ impl PackWriter<'_> {
                 plain
             }
         };
-        let many = || Error::new("too many pages");
         let cluster = u32::try_from(self.known.clusters.len()).map_err(|_| many())?;
         let place = (cluster, u32::try_from(self.open.len()).map_err(|_| many())?);
         self.known.pages.insert(sum, place);
@@ -358,17 +336,12 @@ impl PackWriter<'_> {
             .try_into()
             .map_err(|_| Error::new("a digest is too short"))?;
         let size = u32::try_from(stored.len()).map_err(|_| Error::new("a cluster is too long"))?;
-        let pages = u32::try_from(self.open.len()).unwrap_or(0);
         let (pack, offset) = (self.number, self.done.len);
+        let pages: Vec<PageSum> = self.open.drain(..).map(|(sum, _)| sum).collect();
+        ListedCluster { offset, size, sum, pages: &pages }.write(&mut self.done.list);
+        let pages = u32::try_from(pages.len()).map_err(|_| many())?;
         self.known.clusters.push(StoredCluster { pack, offset, size, pages, sum });
         self.done.len += u64::from(size);
-        self.done.list.extend_from_slice(&offset.to_le_bytes());
-        self.done.list.extend_from_slice(&size.to_le_bytes());
-        self.done.list.extend_from_slice(&pages.to_le_bytes());
-        self.done.list.extend_from_slice(&sum);
-        for (sum, _) in self.open.drain(..) {
-            self.done.list.extend_from_slice(&sum);
-        }
         Ok(())
     }
 

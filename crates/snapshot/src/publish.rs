@@ -17,11 +17,9 @@ use crate::pack::{self, Known};
 use crate::patience::patiently;
 use crate::sealed::{self, Seal};
 use crate::sealed_pack::{self, Blocks};
-use crate::stored::{Store, extent, strip};
-use crate::{archive, interrupt, progress};
+use crate::stored::Store;
+use crate::{archive, interrupt, page_list, progress};
 
-/// The longest list of pages that is read.
-const MAX_LIST: u64 = 1 << 30;
 /// How well small images are compressed.
 const LEVEL: i32 = 3;
 
@@ -290,8 +288,8 @@ fn packs(
         _ => Vec::new(),
     };
     for (pack, layer) in &earlier {
-        if let Ok(list) = list_of(store, pack, layer) {
-            known.add(pack.number, &list)?;
+        if let Ok(list) = page_list::read(store, pack, layer) {
+            known.add(pack.number, &list).context(|| &layer.digest)?;
         }
     }
     let number = new_number(&earlier)?;
@@ -322,19 +320,6 @@ fn packs(
         blobs.push(blob);
     }
     Ok(blobs)
-}
-
-/// The list of the pages in a pack.
-fn list_of(store: &dyn Place, pack: &Pack, layer: &Descriptor) -> Result<Vec<u8>> {
-    let wrong = || Error::new(format!("the list of the pages in {} is damaged", layer.digest));
-    let end = pack.list_offset.checked_add(pack.list_size);
-    let end = end.filter(|end| pack.list_size <= MAX_LIST && *end <= layer.size);
-    let part = pack.list_offset..end.ok_or_else(wrong)?;
-    let list = strip(store.read(layer, extent(&part))?, &part);
-    match oci::sha256(&list) == pack.list_digest {
-        true => Ok(list),
-        false => Err(wrong()),
-    }
 }
 
 /// A number that no other pack here has, and no pages file of a dump.

@@ -1,5 +1,6 @@
 //! `torpor snapshot list`, `verify`, `rm` and `gc`.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,8 +16,9 @@ use torpor_worker::tell;
 
 use crate::create;
 use crate::description::{Description, MAX_CONFIG};
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::instance;
+use crate::page_list::{self, Comparison};
 use crate::progress::{self, size};
 use crate::publish::stored;
 use crate::runc::Runtime;
@@ -25,6 +27,10 @@ use crate::{cache, places, template};
 
 /// How much of a blob is read at once.
 const PART: u64 = 4 << 20;
+
+/// What is to be done about a list of pages that names others.
+const TAMPERED: &str =
+    "somebody has changed it where it lies: make anew what was made with it as --base, too";
 
 /// A command on one snapshot.
 #[derive(Debug, Args)]
@@ -48,8 +54,8 @@ pub struct RmArgs {
     json: bool,
 }
 
-/// Compares all of a snapshot with its digests, and its signature with the signers that are
-/// trusted.
+/// Compares all of a snapshot with its digests, the lists of its pages with the pages, and its
+/// signature with the signers that are trusted.
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
     /// Where the snapshot is: dir:PATH:NAME or HOST/NAME:TAG
@@ -162,22 +168,26 @@ pub(crate) fn age(created: u64) -> String {
     }
 }
 
-/// Reads all of a snapshot and compares it with its digests.
+/// Reads all of a snapshot and compares it with its digests, and the lists of its pages with the pages.
 ///
 /// # Errors
-/// If there is none, or it is damaged.
+/// If there is none, it is damaged, or a list names what is not there.
 pub fn verify(args: &VerifyArgs) -> Result<ExitCode> {
     let believed = args.trust.read()?;
     let store = store::open(&args.reference)?;
     let found = store::found(&*store, &args.reference)?;
     let manifest = Manifest::parse(&found)?;
     let signed = believed.check(&args.reference, &oci::sha256(&found))?;
-    Description::read(&*store, &manifest)?;
+    let description = Description::read(&*store, &manifest)?;
     let bytes = stored(&manifest, &found);
     let done = AtomicU64::new(found.len() as u64);
     let so_far = || done.load(Ordering::Relaxed);
     progress::during("verifying", bytes, &so_far, || {
-        manifest.blobs().try_for_each(|blob| verify_blob(&*store, blob, &done))
+        let lists = lists(&*store, &description, &manifest)?;
+        manifest.blobs().try_for_each(|blob| {
+            let list = lists.get(blob.digest.as_str()).map(Vec::as_slice);
+            verify_blob(&*store, blob, list, &done)
+        })
     })?;
     match args.json {
         true => {
@@ -192,19 +202,46 @@ pub fn verify(args: &VerifyArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn verify_blob(store: &dyn Store, blob: &Descriptor, done: &AtomicU64) -> Result<()> {
+/// The lists of the pages in the packs of a snapshot, by the digests of their layers. What is sealed has no such lists: the
+/// engine compares it with what was sealed.
+fn lists<'m>(
+    store: &dyn Store,
+    description: &'m Description,
+    manifest: &'m Manifest,
+) -> Result<BTreeMap<&'m str, Vec<u8>>> {
+    if description.sealed {
+        return Ok(BTreeMap::new());
+    }
+    let packs = description.layers(manifest)?;
+    let lists = packs
+        .into_iter()
+        .map(|(pack, layer)| Ok((layer.digest.as_str(), page_list::read(store, pack, layer)?)));
+    lists.collect()
+}
+
+/// Compares a blob with its digest, and if it is a pack with the list of its pages.
+fn verify_blob(
+    store: &dyn Store,
+    blob: &Descriptor,
+    list: Option<&[u8]>,
+    done: &AtomicU64,
+) -> Result<()> {
     let mut sum = digest::Context::new(&SHA256);
+    let mut comparison = list.map(Comparison::new).transpose().context(|| &blob.digest)?;
     let mut at = 0;
     while at < blob.size {
         let end = (at + PART).min(blob.size);
-        sum.update(&store.read(blob, at..end)?);
+        let part = store.read(blob, at..end)?;
+        sum.update(&part);
+        comparison.iter_mut().for_each(|comparison| comparison.take(&part));
         done.fetch_add(end - at, Ordering::Relaxed);
         at = end;
     }
-    match oci::written(sum.finish().as_ref()) == blob.digest {
-        true => Ok(()),
-        false => Err(Error::new(format!("{} is damaged", blob.digest))),
+    if oci::written(sum.finish().as_ref()) != blob.digest {
+        return Err(Error::new(format!("{} is damaged", blob.digest)));
     }
+    let compared = comparison.map_or(Ok(()), Comparison::finish);
+    compared.context(|| &blob.digest).map_err(|error| error.hint(TAMPERED))
 }
 
 /// Takes the name of a snapshot away, and its signature.

@@ -29,5 +29,6 @@ mod sealed;
 mod sealed_pack;
 mod signed;
 mod silent;
+mod tampered;
 mod template;
 mod tree;
