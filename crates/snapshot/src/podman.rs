@@ -28,6 +28,8 @@ const OTHERS: &[&str] = &[
 ];
 /// The addresses that a container had.
 const NETWORK: &str = "network.status";
+/// What Podman says when something has the name already that a container was to get.
+const TAKEN: &str = "name is already in use";
 /// The annotation of the image that a container was made of.
 const ROOTFS_IMAGE: &str = "io.podman.annotations.checkpoint.rootfsImageID";
 
@@ -248,6 +250,12 @@ impl Container for Podman {
         let both = output.map(|output| [text(&output.stdout), text(&output.stderr)]);
         both.unwrap_or_default().join("\n").trim().to_owned()
     }
+}
+
+/// Whether Podman has made no container since somebody else had the name first, meanwhile: that one is not ours to end.
+#[must_use]
+pub(crate) fn is_taken(error: &Error) -> bool {
+    error.to_string().contains(TAKEN)
 }
 
 /// Names of the files beside the images that a container is restored from. It gets addresses of its own.

@@ -26,6 +26,7 @@ use crate::feed::{Feeder, Prepared};
 use crate::fetch::Fetch;
 use crate::instance::{Instance, Own};
 use crate::mounts::Bind;
+use crate::podman::Podman;
 use crate::ready::{Container, Output, Ready, Waiting, of_code};
 use crate::report::Picture;
 use crate::runc::{Restore, Runc, Runtime, Streams, ran_at};
@@ -231,12 +232,21 @@ pub fn run(args: &RunArgs, configured: fn() -> Identities) -> Result<ExitCode> {
     for (number, id) in ids.iter().enumerate() {
         interrupt::check().map_err(|error| running.removed(error))?;
         let begin = if number == 0 { begin } else { Instant::now() };
-        let failed = Cell::default();
-        let (snapshot, origin) = (&snapshot, &origin);
-        let runc = &runc;
-        let believed = &believed;
-        let start =
-            Start { args, runc, id, begin, binds, openers, believed, snapshot, origin, failed };
+        let (snapshot, origin, runc, believed) = (&snapshot, &origin, &runc, &believed);
+        let (podman, failed) = (OnceCell::new(), Cell::default());
+        let start = Start {
+            args,
+            runc,
+            podman,
+            id,
+            begin,
+            binds,
+            openers,
+            believed,
+            snapshot,
+            origin,
+            failed,
+        };
         let started = start.start().map_err(|error| running.removed(interrupt::cause(error)))?;
         running.add(id, started.by_podman);
         cold |= !started.snapshot && args.policy != Policy::Never;
@@ -309,6 +319,8 @@ fn rounded(milliseconds: f64) -> f64 {
 struct Start<'a> {
     args: &'a RunArgs,
     runc: &'a Runc,
+    /// Podman, when it was asked for what the container needs of it.
+    podman: OnceCell<Podman>,
     id: &'a str,
     begin: Instant,
     /// What it has mounted of its own.

@@ -11,8 +11,12 @@ use crate::source::Image;
 use crate::{archive, generation, interrupt, places, unpack};
 
 impl Start<'_> {
-    /// Podman, which has nothing of the name of the container, and has its network.
-    fn podman(&self) -> Result<Podman> {
+    /// Podman, which has nothing of the name of the container, and has its network. A cold start does not ask again, and
+    /// wait for that.
+    fn podman(&self) -> Result<&Podman> {
+        if let Some(podman) = self.podman.get() {
+            return Ok(podman);
+        }
         if self.args.log.is_some() {
             return Err(Error::new("Podman keeps what its containers print by itself")
                 .hint("podman logs NAME shows it"));
@@ -24,7 +28,7 @@ impl Start<'_> {
         if let Some(network) = &self.args.network {
             podman.check_network(network)?;
         }
-        Ok(podman)
+        Ok(self.podman.get_or_init(|| podman))
     }
 
     /// Restores a container. Nothing is left if that does not work.
@@ -46,10 +50,12 @@ impl Start<'_> {
         let file = work.path().join("exported.tar");
         archive::write_all(&file, &dir)?;
         interrupt::heed();
-        let started = podman.restore(&file, self.id, &self.args.publish).and_then(|()| {
+        let restored = podman.restore(&file, self.id, &self.args.publish);
+        let is_taken = restored.as_ref().is_err_and(podman::is_taken);
+        let started = restored.and_then(|()| {
             let milliseconds = self.elapsed();
             let pid = podman.pid(self.id)?;
-            self.wake(&podman, pid, generation::new()?, None)?;
+            self.wake(podman, pid, generation::new()?, None)?;
             let started = Started {
                 snapshot: true,
                 by_podman: true,
@@ -57,11 +63,13 @@ impl Start<'_> {
                 milliseconds,
                 ..Started::default()
             };
-            self.answered(&podman, started)
+            self.answered(podman, started)
         });
         if started.is_err() {
             self.failed.set(Some(Instant::now()));
-            podman.delete(self.id);
+            if !is_taken {
+                podman.delete(self.id);
+            }
         }
         started
     }
@@ -78,14 +86,16 @@ impl Start<'_> {
         }
         let fallback = self.fallback();
         interrupt::heed();
-        let started = podman.start(image, self.id, &options).and_then(|()| {
+        let run = podman.start(image, self.id, &options);
+        let is_taken = run.as_ref().is_err_and(podman::is_taken);
+        let started = run.and_then(|()| {
             let milliseconds = self.elapsed();
             let pid = podman.pid(self.id)?;
             let by_podman = true;
             let started = Started { by_podman, pid, milliseconds, fallback, ..Started::default() };
-            self.answered(&podman, started)
+            self.answered(podman, started)
         });
-        if started.is_err() {
+        if started.is_err() && !is_taken {
             podman.delete(self.id);
         }
         started

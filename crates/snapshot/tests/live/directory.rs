@@ -8,7 +8,7 @@ use std::process::Command;
 
 use torpor_runtimes_tests::port;
 
-use crate::fixture::{Fixture, shown, until};
+use crate::fixture::{Fixture, Noted, shown, until};
 use crate::running::create_of;
 
 #[test]
@@ -126,24 +126,14 @@ fn a_start_calls_runc_once() {
     let fixture = Fixture::new("once", 100);
     let reference = fixture.reference();
     fixture.create(&reference, &[]);
-    let (bin, called) = (fixture.path("bin"), fixture.path("called"));
-    fs::create_dir(&bin).unwrap();
-    let path = std::env::var("PATH").unwrap();
-    let found = std::env::split_paths(&path).map(|dir| dir.join("runc")).find(|file| file.exists());
-    let (runc, called_at) = (found.unwrap().display().to_string(), called.display());
-    let program = bin.join("runc");
-    fs::write(&program, format!("#!/bin/sh\necho \"$*\" >>{called_at}\nexec {runc} \"$@\"\n"))
-        .unwrap();
-    fs::set_permissions(program, fs::Permissions::from_mode(0o755)).unwrap();
-    let path = format!("{}:{path}", bin.display());
+    let runc = Noted::new(fixture.dir.path(), "runc", &std::env::var_os("PATH").unwrap());
     for (name, policy, action) in [("warm", "Always", " restore "), ("cold", "Never", " run ")] {
         let mut run = fixture.torpor(&["run", &reference, "--id", &fixture.id(name)]);
         run.args(["--policy", policy]).arg("--runc-root").arg(fixture.path("runc"));
-        let output = run.env("PATH", &path).output().unwrap();
+        let output = run.env("PATH", &runc.path).output().unwrap();
         assert!(output.status.success(), "{}", shown(&output));
-        let said = fs::read_to_string(&called).unwrap();
-        assert!(said.lines().count() == 1 && said.contains(action), "{said}");
-        fs::remove_file(&called).unwrap();
+        let calls = runc.calls();
+        assert!(calls.len() == 1 && calls[0].contains(action), "{calls:?}");
         fixture.answers_right(name);
     }
 }

@@ -1,6 +1,8 @@
 //! The fixture of one test: a bundle, a store, and containers that go with it.
 
+use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -37,6 +39,43 @@ pub fn torpor() -> PathBuf {
     let built = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("torpor");
     assert!(built.exists(), "no {}: run `cargo build` first", built.display());
     built
+}
+
+/// A program that is found first on a path, notes in a file what it is called with, and does what it does usually.
+pub struct Noted {
+    /// The path.
+    pub path: OsString,
+    calls: PathBuf,
+}
+
+impl Noted {
+    /// The program of this name on `path`; `dir` is for the files.
+    pub fn new(dir: &Path, program: &str, path: &OsStr) -> Self {
+        let usual = usual(program, path);
+        let (bin, calls) = (dir.join("noted"), dir.join("calls"));
+        fs::create_dir_all(&bin).unwrap();
+        let script = bin.join(program);
+        let (shown, usual) = (calls.display(), usual.display());
+        let text = format!("#!/bin/sh\necho \"$*\" >>{shown}\nexec {usual} \"$@\"\n");
+        fs::write(&script, text).unwrap();
+        fs::set_permissions(script, fs::Permissions::from_mode(0o755)).unwrap();
+        let paths = std::iter::once(bin).chain(std::env::split_paths(path));
+        Self { path: std::env::join_paths(paths).unwrap(), calls }
+    }
+
+    /// What it was called with since this was asked last.
+    pub fn calls(&self) -> Vec<String> {
+        let calls = fs::read_to_string(&self.calls).unwrap_or_default();
+        let _ = fs::remove_file(&self.calls);
+        calls.lines().map(str::to_owned).collect()
+    }
+}
+
+/// The program that is found on a path.
+#[track_caller]
+pub fn usual(program: &str, path: &OsStr) -> PathBuf {
+    let mut found = std::env::split_paths(path).map(|dir| dir.join(program));
+    found.find(|file| file.exists()).unwrap()
 }
 
 pub struct Fixture {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use serde_json::Value;
@@ -12,7 +13,7 @@ use torpor_runtimes_tests::podman::{IMAGE, Podman};
 use torpor_runtimes_tests::scratch::Scratch;
 use torpor_snapshot::{oci, store};
 
-use crate::fixture::{shown, until};
+use crate::fixture::{Noted, shown, until, usual};
 use crate::registry::Registry;
 
 /// A program that uses the storage and the network of this Podman.
@@ -122,7 +123,6 @@ fn last_words_in_a_container_of_podman_are_heard() {
     }
 }
 
-/// What an image brings along is in the snapshot; what Podman mounts by itself is no file of somebody's.
 /// A create that is killed leaves a container of Podman, which `gc` removes.
 #[test]
 fn what_a_create_that_was_killed_has_left_of_podman_goes() {
@@ -144,6 +144,7 @@ fn what_a_create_that_was_killed_has_left_of_podman_goes() {
     assert!(podman.run(&["ps", "--all", "--quiet"]).is_empty(), "{}", shown(&gc));
 }
 
+/// What an image brings along is in the snapshot; what Podman mounts by itself is no file of somebody's.
 #[test]
 fn lint_looks_into_snapshots_of_podman() {
     let scratch = Scratch::new("snapshot-lint");
@@ -213,6 +214,7 @@ fn run_starts_containers_of_podman() {
     assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
     assert!(shown(&output).contains("has a container one already"), "{}", shown(&output));
     podman.expect_running("one");
+    is_left_to_whoever_was_faster(&podman, &scratch, &warm);
     let output =
         run(&podman, &scratch, &warm, "none").args(["--network", "none-such"]).output().unwrap();
     assert!(shown(&output).contains("Podman has no network none-such"), "{}", shown(&output));
@@ -232,6 +234,32 @@ fn run_starts_containers_of_podman() {
     assert_eq!(left.count(), 0, "nothing of the archives is left");
 }
 
+/// The name `one` is taken; when Podman was asked it was free yet.
+#[track_caller]
+fn is_left_to_whoever_was_faster(podman: &Podman<'_>, scratch: &Scratch, warm: &str) {
+    let early = scratch.dir("early");
+    let program = early.join("podman");
+    let path = path_of(&run(podman, scratch, warm, "one"));
+    let usual = usual("podman", path.as_ref());
+    let text = "#!/bin/sh\n[ \"$1 $2\" != \"container exists\" ] || exit 1\n";
+    fs::write(&program, format!("{text}exec {} \"$@\"\n", usual.display())).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    for policy in ["Always", "Never"] {
+        let mut run = run(podman, scratch, warm, "one");
+        run.args(["--policy", policy]).env("PATH", format!("{}:{path}", early.display()));
+        let output = run.output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+        assert!(shown(&output).contains("name is already in use"), "{}", shown(&output));
+        podman.expect_running("one");
+    }
+}
+
+/// Where a command finds programs.
+fn path_of(command: &Command) -> String {
+    let path = command.get_envs().find_map(|(key, value)| value.filter(|_| key == "PATH"));
+    path.unwrap().to_str().unwrap().to_owned()
+}
+
 /// What Podman cannot restore it starts from the beginning, with a reason.
 #[track_caller]
 fn is_cold_where_it_does_not_fit(podman: &Podman<'_>, scratch: &Scratch, warm: &str) {
@@ -239,10 +267,16 @@ fn is_cold_where_it_does_not_fit(podman: &Podman<'_>, scratch: &Scratch, warm: &
     fs::write(source.join("file"), "of the host").unwrap();
     let mount = format!("type=bind,source={},destination=/mounted", source.display());
     let mut cold = run(podman, scratch, warm, "mounted");
-    cold.args(["--mount", &mount, "--ready", "exec:redis-cli ping"]);
+    let noted = Noted::new(&scratch.dir("noting"), "podman", path_of(&cold).as_ref());
+    cold.args(["--mount", &mount, "--ready", "exec:redis-cli ping"]).env("PATH", &noted.path);
     cold.args(["--network", scratch.name()]);
     let said = starts(&mut cold, "cold");
     assert!(said["reason"].as_str().unwrap().contains("mounts nothing more"), "{said}");
+    // What it was asked before the snapshot was tried the cold start does not ask again.
+    let calls = noted.calls();
+    let count = |words: &str| calls.iter().filter(|call| call.starts_with(words)).count();
+    let counts = ["container exists mounted", "network ls", "run --detach"].map(count);
+    assert_eq!(counts, [1; 3], "{calls:?}");
     println!("mounted: the cold start began {} ms later", said["fallback_ms"]);
     assert_eq!(podman.run(&["exec", "mounted", "cat", "/mounted/file"]), "of the host");
     assert_eq!(podman.run(&["exec", "mounted", "redis-cli", "get", "kept"]), "");
