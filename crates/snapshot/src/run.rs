@@ -3,13 +3,12 @@
 use std::cell::{Cell, OnceCell};
 use std::fs;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
-use std::process::{ExitCode, Stdio};
+use std::path::PathBuf;
+use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use rustix::process::Signal;
 use serde_json::json;
 use torpor_blobs::reference::Reference;
 use torpor_blobs::traffic;
@@ -17,29 +16,23 @@ use torpor_images::pagemap::page_size;
 use torpor_seal::keys::Identities;
 use torpor_worker::tell;
 
-use crate::belief::{self, Said};
-use crate::bundle::Bundle;
-use crate::create::files_option;
+use crate::belief::Said;
 use crate::description::Origin;
 use crate::error::{Context, Error, Result};
-use crate::feed::{Feeder, Prepared};
-use crate::fetch::Fetch;
-use crate::instance::{Instance, Own};
+use crate::instance::Own;
 use crate::mounts::Bind;
 use crate::podman::Podman;
-use crate::ready::{Container, Output, Ready, Waiting, of_code};
+use crate::ready::{Container, Output, Ready, Waiting};
 use crate::report::Picture;
-use crate::runc::{Restore, Runc, Runtime, Streams, ran_at};
+use crate::runc::{Runc, Runtime};
 use crate::sealed::Openers;
 use crate::signature::{Believed, TrustIn};
 use crate::source::{Base, Source};
-use crate::template::Template;
-use crate::{
-    cache, events, feed, generation, instance, interrupt, limit, log, mounts, network, own, places,
-    streams, template, unpack,
-};
+use crate::{cache, events, feed, instance, interrupt, own, places};
 
+mod awake;
 mod by_podman;
+mod by_runc;
 mod found;
 mod so_far;
 
@@ -81,7 +74,7 @@ pub enum Prefetch {
 /// started cold because the snapshot could not be used, and 1 if nothing was started.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Where the snapshot is: dir:PATH:NAME or HOST/NAME:TAG
+    /// Where the snapshot is: dir:PATH:NAME, HOST/NAME:TAG or s3://BUCKET/PREFIX:NAME
     #[arg(value_name = "REF")]
     reference: Reference,
     /// The name of the container
@@ -203,31 +196,13 @@ struct Started {
 /// If nothing could be started.
 pub fn run(args: &RunArgs, configured: fn() -> Identities) -> Result<ExitCode> {
     let begin = Instant::now();
-    if args.ready.as_ref().is_some_and(Ready::is_told) {
-        return Err(Error::new("a container that is restored does not say again that it is ready")
-            .hint("--ready exec:CMD, tcp:PORT or an address"));
-    }
-    if args.report.is_some() && args.count > 1 {
-        return Err(Error::new("--report is of one container"));
-    }
-    args.after_restore.as_deref().map_or(Ok(()), check_signal)?;
-    let binds = args.mount.iter().map(Bind::found).collect::<Result<Vec<_>>>()?;
-    let binds = &binds;
+    check_options(args)?;
+    let binds = &args.mount.iter().map(Bind::found).collect::<Result<Vec<_>>>()?;
     let openers = Openers { files: &args.identity, configured };
     let runc = Runc::new(args.runtime.root.as_deref())?;
-    let mut cold = false;
-    let (snapshot, origin) = (OnceCell::new(), OnceCell::new());
-    let ids: Vec<String> =
-        (1..=args.count).map(|number| own::name(&args.id, number, args.count)).collect();
-    ids.iter().try_for_each(|id| check_id(id, &runc))?;
-    let hostnames: Vec<&str> = match &args.hostname {
-        Some(name) => vec![name],
-        None => ids.iter().map(String::as_str).collect(),
-    };
-    hostnames.into_iter().try_for_each(own::check_hostname)?;
-    // A file that is wrong is so for a start from the snapshot and for a cold one.
-    args.environment()?;
+    let ids = names(args, &runc)?;
     let believed = args.trust.read()?;
+    let (mut cold, snapshot, origin) = (false, OnceCell::new(), OnceCell::new());
     let mut running = SoFar::new(&runc);
     for (number, id) in ids.iter().enumerate() {
         interrupt::check().map_err(|error| running.removed(error))?;
@@ -253,6 +228,33 @@ pub fn run(args: &RunArgs, configured: fn() -> Identities) -> Result<ExitCode> {
         report(args, id, &started);
     }
     Ok(if cold { ExitCode::from(COLD) } else { ExitCode::SUCCESS })
+}
+
+/// Fails for options that make no sense, whatever the snapshot is.
+fn check_options(args: &RunArgs) -> Result<()> {
+    if args.ready.as_ref().is_some_and(Ready::is_told) {
+        return Err(Error::new("a container that is restored does not say again that it is ready")
+            .hint("--ready exec:CMD, tcp:PORT or an address"));
+    }
+    if args.report.is_some() && args.count > 1 {
+        return Err(Error::new("--report is of one container"));
+    }
+    args.after_restore.as_deref().map_or(Ok(()), awake::check_signal)?;
+    // A file that is wrong is so for a start from the snapshot and for a cold one.
+    args.environment().map(drop)
+}
+
+/// The names of the containers, which may have them.
+fn names(args: &RunArgs, runc: &Runc) -> Result<Vec<String>> {
+    let ids: Vec<String> =
+        (1..=args.count).map(|number| own::name(&args.id, number, args.count)).collect();
+    ids.iter().try_for_each(|id| check_id(id, runc))?;
+    let hostnames: Vec<&str> = match &args.hostname {
+        Some(name) => vec![name],
+        None => ids.iter().map(String::as_str).collect(),
+    };
+    hostnames.into_iter().try_for_each(own::check_hostname)?;
+    Ok(ids)
 }
 
 /// A name is part of paths, and of one container.
@@ -353,7 +355,7 @@ impl Start<'_> {
             },
         };
         let started = self.cold_base().and_then(|base| match base {
-            Base::Bundle(bundle) => self.cold(bundle),
+            Base::Bundle(bundle) => self.started_by_runc(bundle),
             Base::Image(image) => self.started_by_podman(&image),
         });
         let started = started.map_err(|error| match &reason {
@@ -374,37 +376,6 @@ impl Start<'_> {
     /// Milliseconds since the snapshot could not be used, if it should have been.
     fn fallback(&self) -> Option<f64> {
         self.failed.get().map(|failed| failed.elapsed().as_secs_f64() * 1000.0)
-    }
-
-    /// Starts a container of a bundle from the beginning. Nothing is left if that does not work.
-    fn cold(&self, bundle: Bundle) -> Result<Started> {
-        let generation = Some(generation::new()?);
-        let own = Own { environment: self.args.environment()?, generation, ..self.own() };
-        let bundle = bundle.mounting(self.binds).in_network(self.namespace()?.as_deref())?;
-        interrupt::heed();
-        let instance = Instance::make(&self.dir(), &bundle, &own, |_| Ok(()))?;
-        let fallback = self.fallback();
-        let done =
-            self.streams().and_then(|streams| self.runc.run(&instance.dir, self.id, streams));
-        let milliseconds = self.elapsed();
-        let started = done.and_then(|()| self.runc.pid(self.id)).and_then(|pid| {
-            let started = Started { pid, milliseconds, fallback, ..Started::default() };
-            self.answered(self.runc, started)
-        });
-        if started.is_err() {
-            self.runc.delete(self.id);
-            instance.remove();
-        }
-        started
-    }
-
-    /// The network namespace that a container of runc is to have.
-    fn namespace(&self) -> Result<Option<PathBuf>> {
-        if !self.args.publish.is_empty() {
-            return Err(Error::new("runc gives no ports of the host to a container (--publish)")
-                .hint("--network NETWORK gives it a network that has them"));
-        }
-        self.args.network.as_deref().map(network::namespace).transpose()
     }
 
     /// Waits until the application of a container that was started answers.
@@ -469,10 +440,6 @@ impl Start<'_> {
         Own { hostname: Some(self.hostname()), released: true, runtime, ..Own::default() }
     }
 
-    fn streams(&self) -> Result<Streams> {
-        self.args.log.as_deref().map_or_else(|| Ok(Streams::null()), log::streams)
-    }
-
     /// What is started cold. The place of the snapshot is not asked again for that: it may not answer,
     /// and what it says may be nothing to believe.
     fn cold_base(&self) -> Result<Base> {
@@ -513,179 +480,6 @@ impl Start<'_> {
             Base::Image(_) => self.restored_by_podman(snapshot),
         }
     }
-
-    /// Restores a container of runc. Nothing is left if that does not work.
-    fn restored_by_runc(&self, snapshot: &Snapshot, base: &Bundle) -> Result<Started> {
-        let set_id = belief::set_id(snapshot.is_believed, &base.config);
-        let unpack = |upper: &Path| {
-            let opened = snapshot.opened.as_ref();
-            unpack::container(snapshot.small(&self.args.reference)?, opened, upper, set_id)
-        };
-        if snapshot.description.sealed {
-            mounts::check_sealed(&base.config, self.binds)?;
-        }
-        let namespace = self.namespace()?;
-        let bundle = base.clone().mounting(self.binds).in_network(namespace.as_deref())?;
-        // Where the runtime gave it none, it is not what the runtime expects of the engine.
-        let joined = namespace.filter(|_| base.makes_network());
-        let number = generation::new()?;
-        let generation = snapshot.description.generation.then_some(number);
-        let own = Own { generation, ..self.own() };
-        interrupt::heed();
-        let instance = Instance::make(&self.dir(), &bundle, &own, unpack)?;
-        let watch = limit::Watch::of(&bundle);
-        let restored = self.restore(snapshot, &instance, number, joined.as_deref());
-        let restored = restored.map_err(|error| watch.cause(error));
-        if restored.is_err() {
-            self.failed.set(Some(Instant::now()));
-            self.runc.delete(self.id);
-            instance.remove();
-        }
-        restored
-    }
-
-    /// Restores a container, which has the number `generation`, and joins a network namespace that it did
-    /// not have.
-    fn restore(
-        &self,
-        snapshot: &Snapshot,
-        instance: &Instance,
-        generation: u64,
-        joined: Option<&Path>,
-    ) -> Result<Started> {
-        let Snapshot { description, template, .. } = snapshot;
-        let (images, work) = (instance.dir.join("images"), instance.dir.join("work"));
-        if !description.sealed {
-            own::set_hostname(&images, self.hostname())?;
-            mounts::set(&images, self.binds)?;
-        }
-        generation::mark(instance.root(), generation)?;
-        self.write_environment(instance.root())?;
-        let prepared = self.bring(snapshot, &instance.dir)?;
-        let lazy = prepared.is_some();
-        // Those between tasks of a template stay its own.
-        let mut options = template.as_ref().map_or("", |_| "tcp-close\n").to_owned();
-        options += &files_option("template", &template.as_ref().map(Template::process))?;
-        options += &files_option("identity", &self.args.identity)?;
-        if description.sealed {
-            options += &files_option("trust", &self.args.trust.trust)?;
-            if self.args.trust.require_signature && !self.args.trust.trust.is_empty() {
-                options += "require-signature\n";
-            }
-        }
-        options += &streams::given(&description.streams)?;
-        if let Some(network) = joined {
-            options += &format!("join-ns net:{}\n", network.display());
-        }
-        let restore = Restore {
-            bundle: &instance.dir,
-            id: self.id,
-            images: &images,
-            work: &work,
-            lazy,
-            options: &options,
-        };
-        let mut feeder = None;
-        let start = || {
-            feeder = prepared.map(Prepared::start).transpose()?;
-            Ok(())
-        };
-        let restored =
-            self.streams().and_then(|streams| self.runc.restore(&restore, streams, start));
-        // Before that a directory may lose what the container needs.
-        let restored =
-            restored.and_then(|it| feeder.as_mut().map_or(Ok(()), Feeder::wait).map(|()| it));
-        if let (Err(_), Some(feeder)) = (&restored, &mut feeder) {
-            feeder.end();
-        }
-        restored?;
-        // The runtime has more to do when the tasks run already.
-        let ran = ran_at(&work.join("restore.log")).map(|at| self.until(at));
-        let milliseconds = ran.unwrap_or_else(|| self.elapsed());
-        let pid = self.runc.pid(self.id)?;
-        if description.sealed {
-            // It stands in images that cannot be changed.
-            own::rename_host(pid, self.hostname())?;
-        }
-        self.wake(self.runc, pid, generation, Some(instance.root()))?;
-        let shares = template.is_some() && template::was_used(&work);
-        let started = Started { snapshot: true, shares, pid, milliseconds, ..Started::default() };
-        let started = self.answered(self.runc, started)?;
-        if !lazy {
-            // All of it is in memory. To give space back takes a while on some disks.
-            let _ = fs::remove_dir_all(&images);
-        }
-        Ok(started)
-    }
-
-    /// Has the packs of a snapshot be beside the images in `dir`: now, or by a process that brings them while the container
-    /// runs.
-    fn bring(&self, snapshot: &Snapshot, dir: &Path) -> Result<Option<Prepared>> {
-        let Snapshot { store, manifest, description, template, .. } = snapshot;
-        let images = dir.join("images");
-        if let Some(template) = template {
-            template.link_packs(&images)?;
-            return Ok(None);
-        }
-        if description.comes_whole() {
-            return Ok(None);
-        }
-        let is_near = self.args.reference.is_near();
-        let fetch = |is_cached| Fetch::new(&**store, (description, manifest), &images, is_cached);
-        if self.args.prefetch == Prefetch::All {
-            fetch(!is_near)?.shown()?;
-            return Ok(None);
-        }
-        feed::hold(dir)?;
-        // The engine opens the files of the packs when it starts.
-        let fetch = fetch(true)?;
-        fetch.check_room()?;
-        fetch.hold()?;
-        feed::prepare(&self.args.reference, (description, manifest), dir).map(Some)
-    }
-
-    fn write_environment(&self, root: &Path) -> Result<()> {
-        let lines = self.args.environment()?;
-        if lines.is_empty() {
-            return Ok(());
-        }
-        crate::instance::write_inside(root, "environment", &(lines.join("\n") + "\n"))
-    }
-
-    /// Tells the application that it was restored; it may be marked in the file system `marked`.
-    fn wake(
-        &self,
-        runtime: &dyn Container,
-        pid: u32,
-        number: u64,
-        marked: Option<&Path>,
-    ) -> Result<()> {
-        let root = PathBuf::from(format!("/proc/{pid}/root"));
-        match marked.filter(|_| generation::is_marked(&root, number)) {
-            Some(marked) => generation::announce(marked, number)?,
-            None => {
-                // /run is a file system of its own, which came with the images.
-                generation::mark(&root, number)?;
-                self.write_environment(&root)?;
-            }
-        }
-        let Some(after) = &self.args.after_restore else { return Ok(()) };
-        if let Some(signal) = signal_of(after) {
-            let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
-            let pid = pid.ok_or_else(|| Error::new("the container has no process"))?;
-            return rustix::process::kill_process(pid, signal).context(|| "--after-restore");
-        }
-        let mut call = runtime.exec(self.id, &["/bin/sh", "-c", after]);
-        let timeout = Duration::from_secs(self.args.timeout);
-        let call = call.stdin(Stdio::null()).stdout(Stdio::null());
-        let status = interrupt::status(call, Instant::now() + timeout);
-        let said = match status.context(|| "--after-restore")? {
-            Some(status) if status.success() => return Ok(()),
-            Some(status) => of_code(status.code()),
-            None => format!("it had not ended after {timeout:?} (--timeout)"),
-        };
-        Err(Error::new(format!("--after-restore {after:?}: {said}")))
-    }
 }
 
 /// The variables in the text of an --env-file.
@@ -697,35 +491,6 @@ fn variables(text: &str) -> Result<Vec<String>> {
         _ => Err(Error::new(format!("line {} is no NAME=VALUE", at + 1))),
     });
     checked.collect()
-}
-
-/// The signals that --after-restore sends, by their names.
-const SIGNALS: [(&str, Signal); 8] = [
-    ("HUP", Signal::HUP),
-    ("INT", Signal::INT),
-    ("USR1", Signal::USR1),
-    ("USR2", Signal::USR2),
-    ("CONT", Signal::CONT),
-    ("TERM", Signal::TERM),
-    ("WINCH", Signal::WINCH),
-    ("ALRM", Signal::ALARM),
-];
-
-/// The signal of this name.
-fn signal_of(name: &str) -> Option<Signal> {
-    let name = name.strip_prefix("SIG").unwrap_or(name);
-    SIGNALS.iter().find(|(known, _)| *known == name).map(|(_, signal)| *signal)
-}
-
-/// Fails for a word that is to be a signal and is none, rather than having it run as a command.
-fn check_signal(after: &str) -> Result<()> {
-    let is_name = after.starts_with("SIG")
-        && after.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit());
-    if !is_name || signal_of(after).is_some() {
-        return Ok(());
-    }
-    let known = SIGNALS.map(|(name, _)| name).join(", ");
-    Err(Error::new(format!("--after-restore {after}: there is no such signal, only {known}")))
 }
 
 #[cfg(test)]
