@@ -1,7 +1,7 @@
 //! From the images of a dump to a snapshot in its place.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::time::Duration;
@@ -57,7 +57,8 @@ pub struct Published {
 
 /// The bytes that a snapshot takes where it lies. Those of its manifest are `bytes`, and count as well.
 pub(crate) fn stored(manifest: &Manifest, bytes: &[u8]) -> u64 {
-    manifest.blobs().map(|blob| blob.size).sum::<u64>() + bytes.len() as u64
+    // A manifest may say anything.
+    manifest.blobs().fold(bytes.len() as u64, |sum, blob| sum.saturating_add(blob.size))
 }
 
 /// A writer that knows the digest of what went through it.
@@ -121,8 +122,8 @@ pub fn publish(
         None => packs(store, &mut description, &parts, base)?,
     };
     blobs.insert(0, small(&parts)?);
-    let diff_ids: Vec<String> = blobs.iter().map(|blob| blob.diff_id.clone()).collect();
-    let config = description.to_config(&diff_ids, &time(description.created))?;
+    // What no start could read is not stored.
+    let (described, config) = configuration(&description, &blobs)?;
     let mut uploaded = 0;
     let mut layers = Vec::new();
     for blob in blobs {
@@ -130,27 +131,13 @@ pub fn publish(
         uploaded += put(store, &blob.descriptor, blob.content, parts.patience)?;
         layers.push(blob.descriptor);
     }
-    let descriptor = Descriptor {
-        media_type: CONFIG.to_owned(),
-        digest: oci::sha256(&config),
-        size: config.len() as u64,
-        annotations: BTreeMap::new(),
-    };
-    if config.len() as u64 > MAX_CONFIG {
-        return Err(Error::new(format!(
-            "no start could read the description of the snapshot: with the configuration of the container it has {}, and {} \
-             are the most",
-            progress::size(config.len() as u64),
-            progress::size(MAX_CONFIG)
-        )));
-    }
     let mut content = scratch(parts.work)?;
     content.write_all(&config).context(|| "the configuration")?;
-    uploaded += put(store, &descriptor, Some(content), parts.patience)?;
+    uploaded += put(store, &described, Some(content), parts.patience)?;
     let manifest = Manifest {
         schema_version: 2,
         media_type: MANIFEST.to_owned(),
-        config: descriptor,
+        config: described,
         layers,
         annotations: parts.annotations.clone(),
     };
@@ -162,6 +149,24 @@ pub fn publish(
     patiently(parts.patience, || store.publish(&bytes))?;
     let size = stored(&manifest, &bytes);
     Ok(Published { digest: oci::sha256(&bytes), size, uploaded: uploaded + bytes.len() as u64 })
+}
+
+/// The configuration of the image, which describes the snapshot, and what the manifest says of it.
+fn configuration(description: &Description, blobs: &[Blob]) -> Result<(Descriptor, Vec<u8>)> {
+    let diff_ids: Vec<String> = blobs.iter().map(|blob| blob.diff_id.clone()).collect();
+    let config = description.to_config(&diff_ids, &time(description.created))?;
+    let len = config.len() as u64;
+    if len > MAX_CONFIG {
+        return Err(Error::new(format!(
+            "no start could read the description of the snapshot: with the configuration of the container it has {}, and {} \
+             are the most",
+            progress::size(len),
+            progress::size(MAX_CONFIG)
+        )));
+    }
+    let (media_type, digest) = (CONFIG.to_owned(), oci::sha256(&config));
+    let descriptor = Descriptor { media_type, digest, size: len, annotations: BTreeMap::new() };
+    Ok((descriptor, config))
 }
 
 /// Stores a blob that is not there yet; how many bytes that were.
@@ -333,29 +338,21 @@ fn new_number(others: &[(&Pack, &Descriptor)]) -> Result<u32> {
     }
 }
 
-/// The bytes of all files in a directory that is not deep.
-///
-/// # Errors
-/// If the directory cannot be listed, or a file in it not be looked at.
-pub fn size_of(dir: &Path) -> Result<u64> {
-    let shown = || dir.display().to_string();
-    let mut sum = 0;
-    for entry in fs::read_dir(dir).context(shown)? {
-        sum += entry.and_then(|entry| entry.metadata()).context(shown)?.len();
-    }
-    Ok(sum)
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::fs;
     use std::io::Read;
     use std::path::PathBuf;
 
     use tar::EntryType;
     use torpor_blobs as store;
+    use torpor_images::dir::EXTENDED_VERSION;
+    use torpor_images::kind;
+    use torpor_images::proto::InventoryEntry;
 
     use super::*;
+    use crate::description::VERSION;
     use crate::unpack;
 
     /// An archive with a file of noise and one of zeros, which takes no room on the disk.
@@ -377,20 +374,41 @@ mod tests {
         path
     }
 
-    fn layer(dir: &Path, changes: &Path) -> Result<Blob> {
-        let images = dir.join("images");
-        fs::create_dir_all(&images).unwrap();
-        let parts = Parts {
-            images: &images,
-            changes: Some(changes),
-            work: dir,
+    /// What is to be published of the images in `images`.
+    fn parts<'a>(images: &'a Path, changes: Option<&'a Path>, work: &'a Path) -> Parts<'a> {
+        fs::create_dir_all(images).unwrap();
+        Parts {
+            images,
+            changes,
+            work,
             others: Vec::new(),
             annotations: BTreeMap::new(),
             seal: None,
             first: Blocks::new(),
             patience: Duration::ZERO,
-        };
-        small(&parts)
+        }
+    }
+
+    fn layer(dir: &Path, changes: &Path) -> Result<Blob> {
+        small(&parts(&dir.join("images"), Some(changes), dir))
+    }
+
+    /// Nothing is stored either: to send it may take long.
+    #[test]
+    fn what_no_start_could_read_is_not_published() {
+        let dir = tempfile::tempdir().unwrap();
+        let images = dir.path().join("images");
+        let parts = parts(&images, None, dir.path());
+        let inventory = InventoryEntry { img_version: EXTENDED_VERSION, ..Default::default() };
+        ImageDir::open(&images).unwrap().write_one(kind::INVENTORY, 0, &inventory).unwrap();
+        let place = dir.path().join("store");
+        let store = store::open(&format!("dir:{}", place.display()).parse().unwrap()).unwrap();
+        let configuration = "x".repeat(usize::try_from(MAX_CONFIG).unwrap());
+        let description = Description { version: VERSION, configuration, ..Default::default() };
+        let said = publish(&*store, description, parts, None).unwrap_err().to_string();
+        assert!(said.contains("no start could read the description"), "{said}");
+        let stored = fs::read_dir(place.join("blobs/sha256")).map_or(0, Iterator::count);
+        assert_eq!(stored, 0);
     }
 
     /// More changed files than fit in any case (a gigabyte; less in this test) start where they were sent as such, and
