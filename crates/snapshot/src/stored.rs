@@ -16,9 +16,9 @@ const HEAD: [u8; 6] = [0x28, 0xb5, 0x2f, 0xfd, 0x00, 7 << 3];
 /// The bytes in front of each block.
 const BLOCK_HEAD: u64 = 3;
 
-/// Where byte `at` of the archive is in the blob.
+/// Where byte `at` of the archive is in the blob. What is nowhere, as a hostile index may have it, is behind all of it.
 fn place(at: u64) -> u64 {
-    HEAD.len() as u64 + at + (at / BLOCK + 1) * BLOCK_HEAD
+    at.saturating_add(HEAD.len() as u64 + (at / BLOCK + 1) * BLOCK_HEAD)
 }
 
 /// Where a part of the archive, which is not empty, is in the blob.
@@ -100,6 +100,13 @@ impl<W: Write> Write for Store<W> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn what_is_nowhere_is_behind_the_end() {
+        for part in [u64::MAX - 1..u64::MAX, 0..u64::MAX] {
+            assert_eq!(extent(&part).end, u64::MAX);
+        }
+    }
 
     #[test]
     fn parts_are_found_and_the_whole_is_a_frame() {
