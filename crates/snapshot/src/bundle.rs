@@ -8,9 +8,9 @@ use torpor_blobs::oci;
 
 use crate::description::Origin;
 use crate::error::{Context, Error, Result};
-use crate::listing;
 use crate::mounts::Bind;
 use crate::source::Source;
+use crate::{listing, mounts};
 
 /// The longest configuration that is read.
 const MAX_CONFIG: u64 = 4 << 20;
@@ -110,12 +110,9 @@ impl Bundle {
         config["root"]["path"] = json!(root);
         // What is relative is so to the bundle.
         for mount in config["mounts"].as_array_mut().into_iter().flatten() {
-            let bind = mount["type"] == "bind"
-                || mount["options"].as_array().is_some_and(|options| {
-                    options.iter().any(|option| option == "bind" || option == "rbind")
-                });
+            let is_bind = mounts::is_bind(mount);
             if let Some(source) = mount["source"].as_str()
-                && bind
+                && is_bind
                 && !source.starts_with('/')
             {
                 mount["source"] = json!(self.dir.join(source));

@@ -219,7 +219,7 @@ fn words(mount: &Value) -> impl Iterator<Item = &str> {
 }
 
 /// Whether a mount of a configuration shows a file or directory of the host.
-fn is_bind(mount: &Value) -> bool {
+pub(crate) fn is_bind(mount: &Value) -> bool {
     mount["type"] == "bind" || words(mount).any(|word| word == "bind" || word == "rbind")
 }
 
@@ -230,7 +230,8 @@ pub fn writable(config: &Value) -> Vec<&str> {
     let all = config["mounts"].as_array().into_iter().flatten();
     let found = all.filter(|mount| {
         let is_own = mount["type"].as_str().is_some_and(|kind| OWN.contains(&kind));
-        let is_fixed = flags_of(words(mount)) & 1 != 0 || words(mount).any(|word| word == "rro");
+        let is_fixed =
+            flags_of(words(mount)) & READ_ONLY != 0 || words(mount).any(|word| word == "rro");
         (is_bind(mount) || !is_own) && !is_fixed
     });
     found.filter_map(|mount| mount["destination"].as_str()).collect()
@@ -310,12 +311,8 @@ fn add(mounts: &mut Vec<MntEntry>, bind: &Bind) -> Result<()> {
 pub(crate) fn check_sealed(config: &Value, binds: &[Bind]) -> Result<()> {
     for bind in binds {
         let all = config["mounts"].as_array().into_iter().flatten();
-        let there = all.filter(|mount| bind.replaces(mount)).any(|mount| {
-            let words = || mount["options"].as_array().into_iter().flatten();
-            let mut words = words().filter_map(Value::as_str);
-            let of_host = words.clone().any(|word| word == "bind" || word == "rbind");
-            of_host && flags_of(&mut words) == bind.flags()
-        });
+        let mut there = all.filter(|mount| bind.replaces(mount));
+        let there = there.any(|mount| is_bind(mount) && flags_of(words(mount)) == bind.flags());
         if !there {
             return Err(new_place(bind, "it is sealed, and has none there that is mounted so"));
         }
