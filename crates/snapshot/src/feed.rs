@@ -25,12 +25,11 @@ use torpor_images::feed::{PATIENT, REQUEST, SOCKET};
 use torpor_kernel::proc::children_of;
 use torpor_worker::tell;
 
+use crate::cache;
 use crate::description::Description;
 use crate::error::{Context, Error, Result};
 use crate::events::Notes;
 use crate::fetch::{Fetch, SMALL};
-
-use crate::cache;
 
 /// For how long nobody may have asked before everything else is fetched over a network.
 const QUIET: Duration = Duration::from_millis(300);
@@ -270,6 +269,15 @@ fn is_registered(smaps: &[u8]) -> bool {
     flags.any(|flags| flags.split(|&byte| byte == b' ').any(|flag| flag == b"um"))
 }
 
+/// What [`prepare`] has left in `dir`: where the snapshot is, its manifest, and what is said of its packs.
+fn prepared(dir: &Path) -> Result<(Reference, Manifest, Description)> {
+    let read = |name: &str| fs::read_to_string(dir.join(name)).context(|| name.to_owned());
+    let reference: Reference = read(REFERENCE)?.parse().map_err(Error::new)?;
+    let manifest = Manifest::parse(read(MANIFEST)?.as_bytes())?;
+    let description = serde_json::from_str(&read(DESCRIPTION)?).context(|| DESCRIPTION)?;
+    Ok((reference, manifest, description))
+}
+
 /// Serves the container whose files are in `dir`, at the socket that is the standard input.
 ///
 /// # Errors
@@ -281,14 +289,9 @@ pub fn serve(dir: &Path) -> Result<()> {
     let dir = &Path::new("/proc/self/fd").join(own.as_raw_fd().to_string());
     let listener = io::stdin().as_fd().try_clone_to_owned().context(what)?;
     let listener = UnixListener::from(listener);
-    let text = fs::read(dir.join(MANIFEST)).context(what)?;
-    let manifest = Manifest::parse(&text)?;
-    let reference = fs::read_to_string(dir.join(REFERENCE)).context(what)?;
-    let reference: Reference = reference.parse().map_err(Error::new)?;
+    let (reference, manifest, description) = prepared(dir).context(what)?;
     let store = store::open(&reference)?;
     let images = dir.join("images");
-    let text = fs::read(dir.join(DESCRIPTION)).context(what)?;
-    let description: Description = serde_json::from_slice(&text).context(what)?;
     let fetch = Fetch::new(&*store, (&description, &manifest), &images, true)?;
     let fetch = fetch.noting(Notes::create(dir)?).waiting_with(dir.join("config.json"));
     fetch.hold()?;

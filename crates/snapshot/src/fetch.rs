@@ -546,6 +546,7 @@ mod tests {
         });
         assert!(fetch.comes(2, &(0..4096), long), "no such pack ever comes");
     }
+
     /// What is on its way already is not asked for once more.
     #[test]
     fn what_others_bring_is_waited_for() {
