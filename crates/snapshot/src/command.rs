@@ -9,9 +9,10 @@ use torpor_worker::Outcome;
 
 use crate::create::CreateArgs;
 use crate::error::Result;
+use crate::inspect::InspectArgs;
 use crate::lint::LintArgs;
 use crate::run::RunArgs;
-use crate::shelf::{GcArgs, OneArgs, RmArgs, VerifyArgs};
+use crate::shelf::{GcArgs, ListArgs, RmArgs, VerifyArgs};
 use crate::signature::SignArgs;
 use crate::template::KeepArgs;
 use crate::{create, feed, inspect, instance, lint, log, shelf, signature, template};
@@ -40,9 +41,9 @@ pub enum SnapshotCommand {
     /// Restore a snapshot once and keep it, for containers that share its memory
     Keep(KeepArgs),
     /// List the snapshots in a place
-    List(OneArgs),
+    List(ListArgs),
     /// Say what a snapshot is, and what it needs
-    Inspect(OneArgs),
+    Inspect(InspectArgs),
     /// Compare all of a snapshot with its digests, the lists of its pages with the pages, and its
     /// signature with the signers that are trusted
     Verify(VerifyArgs),

@@ -49,7 +49,7 @@ use crate::{
 /// it. With a snapshot of the same name there, or --base, only pages that are new are stored.
 #[derive(Debug, Args)]
 pub struct CreateArgs {
-    /// Where the snapshot is to be: dir:PATH:NAME or HOST/NAME:TAG
+    /// Where the snapshot is to be: dir:PATH:NAME, HOST/NAME:TAG or s3://BUCKET/PREFIX:NAME
     #[arg(value_name = "REF")]
     reference: Reference,
     /// What it is made from: runc:BUNDLE, podman:IMAGE or running:CONTAINER

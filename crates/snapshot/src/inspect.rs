@@ -2,17 +2,30 @@
 
 use std::process::ExitCode;
 
+use clap::Args;
 use serde_json::{Value, json};
 use torpor_blobs as store;
 use torpor_blobs::oci::{self, Manifest};
+use torpor_blobs::reference::Reference;
 use torpor_kernel::processor::instructions;
 
 use crate::description::{Description, Machine};
 use crate::error::{Context, Result};
 use crate::progress::size;
 use crate::publish::stored;
-use crate::shelf::{OneArgs, age, printable};
+use crate::shelf::{age, printable};
 use crate::{cosign, mounts, signature};
+
+/// The look at one snapshot.
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// Where the snapshot is: dir:PATH:NAME, HOST/NAME:TAG or s3://BUCKET/PREFIX:NAME
+    #[arg(value_name = "REF")]
+    reference: Reference,
+    /// Print a JSON object
+    #[arg(long)]
+    json: bool,
+}
 
 /// What is known of a snapshot.
 struct Inspection {
@@ -31,7 +44,7 @@ struct Inspection {
 }
 
 impl Inspection {
-    fn open(args: &OneArgs) -> Result<Self> {
+    fn open(args: &InspectArgs) -> Result<Self> {
         let store = store::open(&args.reference)?;
         let bytes = store::found(&*store, &args.reference)?;
         let (manifest, digest) = (Manifest::parse(&bytes)?, oci::sha256(&bytes));
@@ -49,7 +62,7 @@ impl Inspection {
     }
 
     /// It as an object: the description, and what is known beside it.
-    fn object(&self, args: &OneArgs) -> Result<Value> {
+    fn object(&self, args: &InspectArgs) -> Result<Value> {
         let mut object = serde_json::to_value(&self.description).context(|| "the description")?;
         let mounts = mounts::of_host(&self.config).into_iter();
         let mounts = mounts.map(|(at, from)| json!({"destination": at, "source": from}));
@@ -65,7 +78,7 @@ impl Inspection {
     }
 
     /// It for people.
-    fn print(&self, args: &OneArgs) {
+    fn print(&self, args: &InspectArgs) {
         let Self { description, .. } = self;
         let (packs, machine) = (description.packs.len(), &description.machine);
         println!("{} {}", args.reference, self.digest);
@@ -127,7 +140,7 @@ fn sealed(description: &Description) -> &'static str {
 ///
 /// # Errors
 /// If there is none, or it is damaged; if the place does not answer.
-pub fn inspect(args: &OneArgs) -> Result<ExitCode> {
+pub fn inspect(args: &InspectArgs) -> Result<ExitCode> {
     let inspected = Inspection::open(args)?;
     match args.json {
         true => println!("{}", inspected.object(args)?),

@@ -46,7 +46,7 @@ const OF_PODMAN: [&str; 5] =
 /// container (mounted, and open there), variables and changed files that look like secrets. The exit status is 2 if there is any.
 #[derive(Debug, Args)]
 pub struct LintArgs {
-    /// Where the snapshot is: dir:PATH:NAME or HOST/NAME:TAG
+    /// Where the snapshot is: dir:PATH:NAME, HOST/NAME:TAG or s3://BUCKET/PREFIX:NAME
     #[arg(value_name = "REF")]
     reference: Reference,
     /// Open a sealed snapshot with the private key in FILE

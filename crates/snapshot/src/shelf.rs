@@ -32,21 +32,22 @@ const PART: u64 = 4 << 20;
 const TAMPERED: &str =
     "somebody has changed it where it lies: make anew what was made with it as --base, too";
 
-/// A command on one snapshot.
+/// A list of the snapshots in a place.
 #[derive(Debug, Args)]
-pub struct OneArgs {
-    /// Where the snapshot is: dir:PATH:NAME or HOST/NAME:TAG
+pub struct ListArgs {
+    /// Where the snapshots are: dir:PATH, HOST/NAME or s3://BUCKET/PREFIX
     #[arg(value_name = "REF")]
-    pub(crate) reference: Reference,
-    /// Print JSON
+    reference: Reference,
+    /// Print a JSON array
     #[arg(long)]
-    pub(crate) json: bool,
+    json: bool,
 }
 
 /// The removal of a snapshot.
 #[derive(Debug, Args)]
 pub struct RmArgs {
-    /// Where the snapshot is: dir:PATH:NAME or HOST/NAME:TAG, as list --json has it
+    /// Where the snapshot is: dir:PATH:NAME, HOST/NAME:TAG or s3://BUCKET/PREFIX:NAME, as list
+    /// --json has it
     #[arg(value_name = "REF", value_parser = Reference::of_any_name)]
     reference: Reference,
     /// Print JSON
@@ -58,7 +59,7 @@ pub struct RmArgs {
 /// signature with the signers that are trusted.
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
-    /// Where the snapshot is: dir:PATH:NAME or HOST/NAME:TAG
+    /// Where the snapshot is: dir:PATH:NAME, HOST/NAME:TAG or s3://BUCKET/PREFIX:NAME
     #[arg(value_name = "REF")]
     reference: Reference,
     #[command(flatten)]
@@ -71,8 +72,8 @@ pub struct VerifyArgs {
 /// A command on a place that has snapshots.
 #[derive(Debug, Args)]
 pub struct GcArgs {
-    /// Where the snapshots are: dir:PATH or HOST/NAME; without, what this machine keeps is looked
-    /// through: the cache, and files of containers that are gone
+    /// Where the snapshots are: dir:PATH, HOST/NAME or s3://BUCKET/PREFIX; without, what this machine
+    /// keeps is looked through: the cache, and files of containers that are gone
     #[arg(value_name = "REF")]
     reference: Option<Reference>,
     #[command(flatten)]
@@ -105,7 +106,7 @@ fn listed(reference: Reference) -> Result<Option<Shelved>> {
 ///
 /// # Errors
 /// If the place does not answer.
-pub fn list(args: &OneArgs) -> Result<ExitCode> {
+pub fn list(args: &ListArgs) -> Result<ExitCode> {
     let (mut found, mut status) = (Vec::new(), ExitCode::SUCCESS);
     for name in place(&args.reference)?.names()? {
         let reference = args.reference.beside(&name);
