@@ -25,6 +25,24 @@ pub fn duplicate(number: RawFd) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// The numbers of the descriptors that this process was started with: all that it opens itself are close-on-exec.
+///
+/// # Errors
+/// If procfs does not list them.
+pub fn numbers() -> Result<Vec<RawFd>> {
+    let mut all = vec![];
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        let name = entry?.file_name();
+        let Some(number) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+        // SAFETY: F_GETFD reads a flag; no memory is passed.
+        let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
+        if flags != -1 && flags & libc::FD_CLOEXEC == 0 {
+            all.push(number);
+        }
+    }
+    Ok(all)
+}
+
 /// Moves `fd` to the number `number`, where [`duplicate`] finds it.
 ///
 /// # Errors
@@ -102,6 +120,14 @@ mod tests {
         replace(writer.as_fd(), null.as_fd()).unwrap();
         assert_eq!(reader.read(&mut [0]).unwrap(), 0);
         drop(writer);
+    }
+
+    #[test]
+    fn own_files_did_not_come_from_outside() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let given = rustix::io::dup(&file).unwrap();
+        let numbers = numbers().unwrap();
+        assert!(!numbers.contains(&file.as_raw_fd()) && numbers.contains(&given.as_raw_fd()));
     }
 
     #[test]

@@ -44,9 +44,11 @@ pub fn swrk(settings: Settings, words: &[OsString]) -> Result<ExitCode, Failure>
     if std::env::var_os(torpor_worker::FOR_DAEMON).is_some() {
         torpor_engine::oom::go_first();
     }
-    let socket = torpor_sys::inherited::duplicate(number)
-        .map_err(|e| Failure::io(format_args!("swrk {number}"), &e))?;
-    let connection = Connection::new(socket)?;
+    let failed = |e: std::io::Error| Failure::io(format_args!("swrk {number}"), &e);
+    let mut passed_on = torpor_sys::inherited::numbers().map_err(failed)?;
+    passed_on.retain(|passed_on| *passed_on != number);
+    let socket = torpor_sys::inherited::duplicate(number).map_err(failed)?;
+    let connection = Connection::new(socket)?.with_descriptors(passed_on);
     // Descriptor 2 may be the log of a container. A client is told of errors, and where it wants
     // a log there is one.
     crate::log::get().to_nowhere();
@@ -184,7 +186,7 @@ fn job(
     images: Option<Images>,
 ) -> Result<Job, Failure> {
     let opts = opts.ok_or_else(|| Failure::invalid("the request has no options"))?;
-    let client = Client::new(connection.peer().pid);
+    let client = Client::new(connection.peer().pid, connection.passed_on());
     let mut job = request::apply(base, opts, &client)?;
     work::prepare(&mut job.settings)?;
     job.settings.engine.given.service = connection.inode()?;

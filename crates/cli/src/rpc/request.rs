@@ -25,17 +25,31 @@ use crate::options::{Settings, apply_extension, apply_foreign_file};
 /// Where the log goes if a request does not say.
 const DEFAULT_LOG_FILE: &str = "criu.log";
 
-/// The files that a request names by numbers of the client's descriptors.
+/// The files that a request names by numbers of the client's descriptors, or of those that it has passed on.
 #[derive(Debug)]
-pub(super) struct Client {
+pub(super) struct Client<'c> {
     pid: i32,
+    passed_on: &'c [i32],
 }
 
-impl Client {
-    /// The client with this pid.
+impl<'c> Client<'c> {
+    /// The client with this pid, which has passed on descriptors of these numbers.
     #[must_use]
-    pub(super) fn new(pid: i32) -> Self {
-        Self { pid }
+    pub(super) fn new(pid: i32, passed_on: &'c [i32]) -> Self {
+        Self { pid, passed_on }
+    }
+
+    /// Descriptor `number`, which the client has passed on. Those that this program has opened itself, directories of this host
+    /// among them, are nobody's: runc asks for descriptors by what a file among the images says (`descriptors.json`).
+    fn passed_on(&self, field: &str, number: i32) -> Result<Arc<OwnedFd>, Failure> {
+        if !self.passed_on.contains(&number) {
+            let text =
+                format!("{field}: descriptor {number} is none that the client has passed on");
+            return Err(Failure::invalid(text));
+        }
+        let fd = torpor_sys::inherited::duplicate(number)
+            .map_err(|e| Failure::io(format_args!("{field} {number}"), &e))?;
+        Ok(Arc::new(fd))
     }
 
     /// Descriptor `number` of the client.
@@ -90,7 +104,7 @@ pub(super) struct Job {
 ///
 /// # Errors
 /// The first field that makes no sense, or that there is no support for.
-pub(super) fn apply(base: &Settings, opts: CriuOpts, client: &Client) -> Result<Job, Failure> {
+pub(super) fn apply(base: &Settings, opts: CriuOpts, client: &Client<'_>) -> Result<Job, Failure> {
     let directory = client.path("");
     let mut job = Job { settings: base.clone(), notify: false, directory, held: Vec::new() };
     let config = opts.config_file.clone();
@@ -141,7 +155,7 @@ fn invalid(field: &str) -> impl Fn(String) -> Failure {
 }
 
 #[allow(clippy::too_many_lines, reason = "one line a field; in one place so that none is missed")]
-fn take_over(job: &mut Job, opts: CriuOpts, client: &Client) -> Result<(), Failure> {
+fn take_over(job: &mut Job, opts: CriuOpts, client: &Client<'_>) -> Result<(), Failure> {
     let CriuOpts {
         images_dir_fd,
         images_dir,
@@ -317,9 +331,8 @@ fn take_over(job: &mut Job, opts: CriuOpts, client: &Client) -> Result<(), Failu
         if inherited.fd < 0 {
             return Err(out_of_range("inherit_fd.fd", inherited.fd, "a descriptor"));
         }
-        let fd = torpor_sys::inherited::duplicate(inherited.fd)
-            .map_err(|e| Failure::io(format_args!("inherit_fd {}", inherited.fd), &e))?;
-        e.given.inherit_fd.push(InheritFd { fd: Arc::new(fd), key: inherited.key });
+        let fd = client.passed_on("inherit_fd", inherited.fd)?;
+        e.given.inherit_fd.push(InheritFd { fd, key: inherited.key });
     }
 
     // Namespaces and security.
@@ -368,7 +381,7 @@ fn take_over(job: &mut Job, opts: CriuOpts, client: &Client) -> Result<(), Failu
     set(&mut s.tls_files.key, tls_key, |path| Some(client.path(&path)));
     set(&mut s.tls_files.no_cn_verify, tls_no_cn_verify, |on| on);
     if let Some(ps) = ps {
-        page_server(s, ps)?;
+        page_server(s, ps, client)?;
     }
     for line in torpor_option {
         apply_extension(s, &line).map_err(invalid("torpor_option"))?;
@@ -376,7 +389,11 @@ fn take_over(job: &mut Job, opts: CriuOpts, client: &Client) -> Result<(), Failu
     Ok(())
 }
 
-fn page_server(settings: &mut Settings, ps: CriuPageServerInfo) -> Result<(), Failure> {
+fn page_server(
+    settings: &mut Settings,
+    ps: CriuPageServerInfo,
+    client: &Client<'_>,
+) -> Result<(), Failure> {
     settings.use_page_server = true;
     set(&mut settings.address, ps.address, Some);
     if let Some(port) = ps.port {
@@ -384,9 +401,7 @@ fn page_server(settings: &mut Settings, ps: CriuPageServerInfo) -> Result<(), Fa
             .map_err(|_| out_of_range("ps.port", port, "a port, from 0 (any) to 65535"))?;
     }
     if let Some(number) = descriptor("ps.fd", ps.fd)? {
-        let fd = torpor_sys::inherited::duplicate(number)
-            .map_err(|e| Failure::io(format_args!("ps.fd {number}"), &e))?;
-        settings.page_server.socket = Some(Arc::new(fd));
+        settings.page_server.socket = Some(client.passed_on("ps.fd", number)?);
     }
     Ok(())
 }
@@ -443,9 +458,22 @@ mod tests {
     }
 
     fn job(name: &str) -> Job {
-        let (opts, _images, _opened) = recorded(name);
-        let client = Client::new(rustix::process::getpid().as_raw_pid());
+        let (opts, _images, opened) = recorded(name);
+        let passed_on = [opened.as_raw_fd()];
+        let client = Client::new(rustix::process::getpid().as_raw_pid(), &passed_on);
         apply(&Settings::default(), opts, &client).unwrap()
+    }
+
+    /// Whatever a file among the images has had runc ask for.
+    #[test]
+    fn nobody_gets_descriptors_that_were_not_passed_on() {
+        let (opts, _images, opened) = recorded("restore-pipes");
+        let client = Client::new(rustix::process::getpid().as_raw_pid(), &[0, 1, 2]);
+        let failure = apply(&Settings::default(), opts, &client).unwrap_err();
+        let number = opened.as_raw_fd();
+        let wanted =
+            format!("inherit_fd: descriptor {number} is none that the client has passed on");
+        assert_eq!(failure.text, wanted);
     }
 
     #[test]
@@ -489,7 +517,7 @@ mod tests {
         let applied = |lines: &[&str]| {
             let (mut opts, _images, _opened) = recorded("dump");
             opts.torpor_option = lines.iter().map(|&line| line.to_owned()).collect();
-            let client = Client::new(rustix::process::getpid().as_raw_pid());
+            let client = Client::new(rustix::process::getpid().as_raw_pid(), &[]);
             apply(&Settings::default(), opts, &client).map_err(|failure| failure.text)
         };
         let job = applied(&["compress zstd:3", "cow", "threads 2", "recipient /a", "recipient /b"]);
@@ -552,7 +580,7 @@ mod tests {
         base.engine.network.tcp_close = true;
         base.engine.stop.leave_running = true;
         let (opts, _images, _opened) = recorded("dump");
-        let client = Client::new(rustix::process::getpid().as_raw_pid());
+        let client = Client::new(rustix::process::getpid().as_raw_pid(), &[]);
         let job = apply(&base, opts, &client).unwrap();
         // runc says nothing of tcp_close, and says no to leave_running.
         assert!(job.settings.engine.network.tcp_close && !job.settings.engine.stop.leave_running);
@@ -561,7 +589,7 @@ mod tests {
     #[test]
     fn directories_keep_their_names() {
         let (opts, images, _opened) = recorded("dump");
-        let client = Client::new(rustix::process::getpid().as_raw_pid());
+        let client = Client::new(rustix::process::getpid().as_raw_pid(), &[]);
         let named = apply(&Settings::default(), opts.clone(), &client).unwrap();
         assert_eq!(named.settings.engine.images_dir, images.path());
         // One that has lost its name is still reached.

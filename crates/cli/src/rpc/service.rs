@@ -253,9 +253,10 @@ pub(crate) fn attend_one(found: &Invocation, number: i32) -> Result<(), Failure>
     settings.status_fd = None;
     settings.close_fds.clear();
     let settings = complete(Command::Swrk, settings, found)?;
-    let socket = torpor_sys::inherited::duplicate(number)
-        .map_err(|e| Failure::io("the client's connection", &e))?;
+    let failed = |e: std::io::Error| Failure::io("the client's connection", &e);
+    let passed_on = torpor_sys::inherited::numbers().map_err(failed)?;
+    let socket = torpor_sys::inherited::duplicate(number).map_err(failed)?;
     // A request that has failed was answered so.
-    let _ = serve(&Connection::new(socket)?, &settings);
+    let _ = serve(&Connection::new(socket)?.with_descriptors(passed_on), &settings);
     Ok(())
 }

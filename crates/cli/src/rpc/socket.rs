@@ -34,6 +34,8 @@ pub fn parse(packet: &[u8]) -> Result<CriuReq, Failure> {
 pub struct Connection {
     socket: OwnedFd,
     peer: Peer,
+    /// The numbers of the descriptors that the client has passed on besides.
+    passed_on: Vec<i32>,
 }
 
 impl Connection {
@@ -50,7 +52,19 @@ impl Connection {
         }
         let peer =
             torpor_sys::peer::peer(&socket).map_err(|e| Failure::io("the RPC socket", &e))?;
-        Ok(Self { socket, peer })
+        Ok(Self { socket, peer, passed_on: vec![] })
+    }
+
+    /// The same client, which has passed on descriptors of these numbers when it started this process.
+    #[must_use]
+    pub fn with_descriptors(self, numbers: Vec<i32>) -> Self {
+        Self { passed_on: numbers, ..self }
+    }
+
+    /// The numbers of the descriptors that the client has passed on.
+    #[must_use]
+    pub fn passed_on(&self) -> &[i32] {
+        &self.passed_on
     }
 
     /// The client.

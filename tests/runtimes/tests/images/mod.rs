@@ -2,6 +2,7 @@
 //! nothing is made, nothing is left, and the unchanged images come back.
 
 pub(crate) mod archives;
+mod descriptors;
 mod devices;
 mod groups;
 mod leftovers;

@@ -1,0 +1,42 @@
+//! Descriptors that a runtime gives for files of the tasks, by what a file among the images says.
+
+use std::fs;
+
+use serde_json::json;
+use torpor_images::proto::{FdTypes, RegFileEntry};
+use torpor_runtimes_tests::command::{Run, command};
+use torpor_runtimes_tests::scratch::Scratch;
+
+use super::{Asleep, FOREIGN, Images, bundle};
+
+/// runc gives the descriptor of each number at which `descriptors.json` has a name with `pipe:` in it. It has passed on the standard
+/// three: others are the restoring program's own, the directory of the images on this host among them.
+#[test]
+fn descriptors_that_nobody_has_passed_on() {
+    let scratch = Scratch::new("images-descriptors");
+    scratch.configure(FOREIGN);
+    let bundle = bundle(&scratch);
+    let asleep = Asleep::of(&scratch, &bundle);
+    let (images, whole) = (scratch.join("images"), scratch.join("whole"));
+    command("cp", &["-a"]).arg(&images).arg(&whole).succeed();
+    Images::of(&scratch).open(FdTypes::Reg, |entry| {
+        let name = b"/pipe:x".to_vec();
+        entry.reg = Some(RegFileEntry { id: entry.id, name, ..RegFileEntry::default() });
+    });
+    let id = asleep.container.id();
+    for number in 3..16 {
+        let mut names = vec![""; number];
+        names.push("pipe:x");
+        fs::write(images.join("descriptors.json"), json!(names).to_string()).unwrap();
+        let end = asleep.container.restore_call(&[]).args(["--detach", id]).finish();
+        // What whoever called this test has left open comes through runc, too.
+        if end.status.success() {
+            let given = format!("/proc/{}/fd/99", asleep.container.pid());
+            assert!(!fs::metadata(&given).unwrap().is_dir(), "{number}");
+            asleep.container.runc("delete").args(["--force", id]).succeed();
+        }
+    }
+    fs::remove_dir_all(&images).unwrap();
+    fs::rename(&whole, &images).unwrap();
+    asleep.wakes();
+}
