@@ -224,6 +224,16 @@ impl Verdict {
         torpor_policy::shows_own_groups(key, &self.passed)
     }
 
+    /// Whether what is given for `key`, or the root, comes with the flags that this host has mounted it with.
+    pub(crate) fn keeps_host_flags(&self, key: Option<&str>) -> bool {
+        torpor_policy::keeps_host_flags(key, &self.passed)
+    }
+
+    /// Whether what is mounted for a user namespace below that of the root task is locked in place there.
+    pub(crate) fn locks_mounts(&self) -> bool {
+        torpor_policy::locks_mounts(&self.passed)
+    }
+
     /// Whether files may be made and removed where the tasks cannot write.
     pub(crate) fn may_write_read_only(&self, policy: &Policy) -> bool {
         let Some(origin) = self.origin else { return true };

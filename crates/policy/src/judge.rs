@@ -107,6 +107,7 @@ impl Rules {
         let mut all: Vec<_> = single.collect();
         if self.file_systems == Limit::Runtime {
             all.extend(protected::unprotected(requests, passed));
+            all.extend(protected::unlocked(requests, passed));
             all.extend(runtime::over_the_root(requests, passed));
             all.extend(runtime::with_looser_options(requests, passed));
             all.extend(covered::uncovered(requests, passed));

@@ -108,6 +108,15 @@ const OF_FILE_SYSTEMS: [&str; 37] = [
     "metacopy",
 ];
 
+/// Words with which a runtime shows what is there as it is mounted there; with each other one it mounts it anew.
+const AS_IT_IS: [&str; 5] = ["bind", "private", "slave", "shared", "unbindable"];
+
+/// Whether a word says nothing of how something is mounted that is there already.
+pub(crate) fn keeps_flags(word: &str) -> bool {
+    let bare = word.strip_prefix('r').unwrap_or(word);
+    AS_IT_IS.contains(&bare) || AS_IT_IS.contains(&word)
+}
+
 /// The flags of a configured mount that take rights away.
 pub(crate) fn flags(wanted: &SpecMount) -> u32 {
     let named = wanted.options.iter().filter_map(|word| flag(word)).fold(0, |all, flag| all | flag);

@@ -3,8 +3,10 @@
 use torpor_images::proto::UsernsEntry;
 use torpor_images::{ImageDir, kind};
 
+use crate::capabilities::number;
 use crate::error::{Error, Result};
 use crate::namespace::{Home, NsKind, NsSet};
+use crate::passed::Passed;
 use crate::user_maps::UserMaps;
 
 /// One of them. Its ids outside are those of the root task's user namespace.
@@ -64,6 +66,13 @@ pub fn nested_users(images: &ImageDir, homes: &[NsSet]) -> Result<Vec<NestedUser
         }
     }
     Ok(all)
+}
+
+/// Whether what is mounted for them is to be locked in place: their tasks have all rights over their mounts, and those of the
+/// configuration have none, so what hides or protects something has to stay.
+#[must_use]
+pub fn locks_mounts(passed: &Passed) -> bool {
+    passed.spec.is_some() && !passed.grants(number::SYS_ADMIN)
 }
 
 fn read(images: &ImageDir, number: u32) -> Result<NestedUser> {

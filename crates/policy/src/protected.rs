@@ -1,13 +1,16 @@
 //! What a configuration hides or protects of the file systems of the kernel: `maskedPaths`, `readonlyPaths`, and what it mounts
 //! over parts of them.
 
+use std::path::{Path, PathBuf};
+
 use crate::capabilities::number;
 use crate::mount::{From, Mount};
 use crate::mount_options::READ_ONLY;
+use crate::nested::locks_mounts;
 use crate::passed::Passed;
 use crate::request::Request;
 use crate::rules::is_below;
-use crate::runtime::{is_of_kernel, plain, spaces, visible};
+use crate::runtime::{is_of_kernel, owned_below, plain, spaces, visible};
 use crate::spec::Spec;
 use crate::violation::Violation;
 
@@ -50,6 +53,51 @@ pub(crate) fn unprotected(requests: &[Request], passed: &Passed) -> Vec<Violatio
     found
 }
 
+/// What comes too late to be locked in place, in a namespace of a user namespace below that of the root task: the procfs of a
+/// pid namespace, and what lies on it. No task there may get below something that hides or protects a file, or
+/// change how something is mounted that is given.
+pub(crate) fn unlocked(requests: &[Request], passed: &Passed) -> Vec<Violation> {
+    let Some(spec) = passed.spec.as_ref().filter(|_| locks_mounts(passed)) else { return vec![] };
+    let owned = owned_below(requests);
+    let spaces = spaces(requests).into_iter().filter(|(space, ..)| owned.contains(space));
+    let found = spaces.flat_map(|(_, image, mounts)| {
+        let gives = |mount: &&&Mount| comes_late(mount, &mounts) && !is_free(mount, spec);
+        let found = mounts.iter().filter(gives).map(|mount| Violation {
+            image: image.to_owned(),
+            task: None,
+            rule: "mounts.file-systems".to_owned(),
+            text: format!(
+                "{mount}: it would not be locked in place in a user namespace of the tasks' own"
+            ),
+        });
+        found.collect::<Vec<_>>()
+    });
+    found.collect()
+}
+
+/// Whether a mount is made when the tasks are there: it shows one of their namespaces, or lies on one that does.
+fn comes_late(mount: &Mount, mounts: &[&Mount]) -> bool {
+    let below = |mount: &&Mount| mounts.iter().find(|below| below.id.0 == mount.id.1).copied();
+    // A circle ends, too.
+    let mut line = std::iter::successors(Some(mount), below).take(mounts.len());
+    line.any(|mount| mount.pid_ns.is_some() || mount.namespace.is_some())
+}
+
+/// Whether a mount gives nothing away, however it is mounted, and whatever is taken away from it.
+fn is_free(mount: &Mount, spec: &Spec) -> bool {
+    let places = spec.mounts.iter().map(|wanted| plain(&wanted.destination));
+    let mut places = places.filter(|place| *place != plain(&mount.at()));
+    let mut paths =
+        spec.linux.masked_paths.iter().chain(&spec.linux.readonly_paths).map(|path| plain(path));
+    let is_on_it = |path: PathBuf| path.starts_with(plain(&mount.at()));
+    let is_procfs = mount.fs.name == "proc" && mount.root == Path::new("/");
+    match mount.from {
+        From::FileSystem if !is_of_kernel(mount) => true,
+        From::FileSystem => is_procfs && !places.any(is_on_it) && !paths.any(is_on_it),
+        _ => false,
+    }
+}
+
 /// Where the configuration mounts something else than a file system of the kernel, and nothing around that later. Whoever
 /// may mount could take it away.
 fn laid_over<'s>(spec: &'s Spec, passed: &Passed) -> impl Iterator<Item = &'s String> {
@@ -85,6 +133,49 @@ mod tests {
     use super::*;
     use crate::request::Ask;
     use crate::runtime::tests::{in_container, placed, shows};
+
+    /// A sandbox has its own procfs where nothing of that is hidden or protected, and mounts nothing there that is given.
+    #[test]
+    fn what_comes_late_cannot_be_unlocked_to_any_use() {
+        let found = |mount: Mount, owned: Vec<u32>, rest: &str| {
+            let text = format!(
+                r#"{{"ociVersion": "1.0.2", "mounts": [
+                {{"destination": "/proc", "type": "proc", "source": "proc"}}]{rest}}}"#
+            );
+            let spec = Some(Spec::parse(text.as_bytes()).unwrap().unwrap());
+            let passed = Passed { spec, exists: Some(|_| true), ..Passed::default() };
+            let late = Mount { pid_ns: Some(8), ..placed("proc", "/proc", "/", 0) };
+            let all = [
+                Ask::Mount(Mount { id: (1, 0), at: "/".into(), ..shows(From::Root) }),
+                Ask::Mount(Mount { id: (2, 1), ..late }),
+                Ask::Mount(Mount { id: (3, 2), ..mount }),
+                Ask::NestedUser { number: 9, parent: None, owned },
+            ];
+            let image = "mountpoints-1.img".to_owned();
+            let all = all.map(|ask| Request { image: image.clone(), task: None, ask });
+            unlocked(&all, &passed).iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let scratch = || placed("tmpfs", "/proc/driver", "/", 0);
+        let hides = r#", "linux": {"maskedPaths": ["/proc/keys"]}"#;
+        let protects = r#", "linux": {"readonlyPaths": ["/proc/sys"]}"#;
+        let none = Vec::<String>::new();
+        assert_eq!(found(scratch(), vec![1], ""), none);
+        for rest in [hides, protects] {
+            let found = found(scratch(), vec![1], rest);
+            let named = "at \"/proc\": file system proc: it would not be locked in place";
+            assert!(found.len() == 1 && found[0].contains(named), "{found:?}");
+        }
+        let given = || From::Given { key: "/ro".into(), path: Some("/srv".into()) };
+        let given = || Mount { at: "/proc/driver".into(), flags: READ_ONLY, ..shows(given()) };
+        let part = || placed("proc", "/proc/sys", "/sys", READ_ONLY);
+        for mount in [given(), part(), placed("sysfs", "/proc/driver", "/", READ_ONLY)] {
+            assert_eq!(found(mount, vec![1], "").len(), 1);
+        }
+        // Nothing belongs to the sandbox there, or whoever is in the container may mount.
+        assert_eq!(found(given(), vec![2], protects), none);
+        let mighty = r#", "process": {"capabilities": {"bounding": ["CAP_SYS_ADMIN"]}}"#;
+        assert_eq!(found(given(), vec![1], &format!("{mighty}{protects}")), none);
+    }
 
     /// A path that is protected as well is hidden by no part of what it is hidden from.
     #[test]

@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use crate::capabilities::number;
 use crate::device::Device;
 use crate::mount::{From, Mount};
-use crate::mount_options::{READ_ONLY, flags, looser, lost};
+use crate::mount_options::{READ_ONLY, flags, keeps_flags, looser, lost};
 use crate::passed::Passed;
 use crate::request::{Ask, Request};
 use crate::resources::DeviceRule;
@@ -216,6 +216,18 @@ pub fn shows_own_groups(key: Option<&str>, passed: &Passed) -> bool {
     key.is_none_or(|key| groups_of_key(key, spec).is_some())
 }
 
+/// Whether what is given for `key`, or the root (`None`), comes with the flags of the mount of this host that it lies on: the
+/// configuration has it, and says nothing of how it is mounted.
+#[must_use]
+pub fn keeps_host_flags(key: Option<&str>, passed: &Passed) -> bool {
+    let Some(spec) = &passed.spec else { return false };
+    let keeps = |wanted: &SpecMount| wanted.options.iter().all(|word| keeps_flags(word));
+    match key {
+        None => true,
+        Some(key) => configured(spec, key).is_some_and(|wanted| wanted.is_bind() && keeps(wanted)),
+    }
+}
+
 /// Why a mount gives more than what it is a part of: of several, the one that gives most
 /// counts.
 fn wider_than_source(mount: &Mount, passed: &Passed) -> Option<String> {
@@ -308,6 +320,15 @@ pub(crate) fn spaces(requests: &[Request]) -> Vec<SpaceMounts<'_>> {
     spaces
 }
 
+/// The numbers of the namespaces that belong to user namespaces below that of the root task.
+pub(crate) fn owned_below(requests: &[Request]) -> BTreeSet<u32> {
+    let owned = requests.iter().filter_map(|request| match &request.ask {
+        Ask::NestedUser { owned, .. } => Some(owned),
+        _ => None,
+    });
+    owned.flatten().copied().collect()
+}
+
 /// File systems that have fewer of the options that take something away than the configuration says. Whoever may mount
 /// could change them.
 pub(crate) fn with_looser_options(requests: &[Request], passed: &Passed) -> Vec<Violation> {
@@ -348,15 +369,7 @@ pub(crate) fn with_looser_options(requests: &[Request], passed: &Passed) -> Vec<
 pub(crate) fn over_the_root(requests: &[Request], passed: &Passed) -> Vec<Violation> {
     let read_only = |spec: &&Spec| spec.root.readonly && !passed.grants(number::SYS_ADMIN);
     let Some(spec) = passed.spec.as_ref().filter(read_only) else { return vec![] };
-    let owned: BTreeSet<u32> = requests
-        .iter()
-        .filter_map(|request| match &request.ask {
-            Ask::NestedUser { owned, .. } => Some(owned),
-            _ => None,
-        })
-        .flatten()
-        .copied()
-        .collect();
+    let owned = owned_below(requests);
     let spaces = spaces(requests).into_iter().filter(|(space, ..)| !owned.contains(space));
     let all =
         spaces.flat_map(|(_, image, mounts)| mounts.into_iter().map(move |mount| (image, mount)));

@@ -23,6 +23,7 @@ mod real;
 mod redis;
 mod rights;
 mod runc;
+mod sandboxes;
 mod secrecy;
 mod shown;
 mod terminals;

@@ -21,6 +21,8 @@ pub(super) const DEVICE_KEY: &str = "CRIU:EXTERNAL_DEV";
 const NEW_INSTANCE: &[u8] = b"newinstance";
 /// The file system of namespaces that are mounted as files. Their roots are called `net:[4026531840]`.
 const NSFS: &str = "nsfs";
+/// That of processes.
+const PROC: &str = "proc";
 /// Flags that say how a mount propagates: its peer groups say it, too.
 const PROPAGATION: u32 = mount_flag(libc::MS_PRIVATE | libc::MS_SLAVE | libc::MS_SHARED);
 
@@ -72,6 +74,9 @@ fn mount(space: u32, entry: &MntEntry, from: From) -> std::result::Result<Mount,
     let keeps = entry.torpor_namespace.is_some();
     if keeps && fs.name != NSFS {
         return Err("only a mount of nsfs keeps a namespace".to_owned());
+    }
+    if entry.torpor_pid_ns.is_some() && fs.name != PROC {
+        return Err("only a procfs shows a pid namespace".to_owned());
     }
     if !root.is_absolute() && !outside && !keeps {
         return Err(format!("its root {} is no path", root.display()));
@@ -348,6 +353,9 @@ mod tests {
         assert_eq!(kept(Some(NSFS)).unwrap()[1].namespace, Some(3));
         assert!(kept(Some("tmpfs")).unwrap_err().to_string().contains("only a mount of nsfs"));
         assert!(kept(None).unwrap_err().to_string().contains("only a mount of nsfs"));
+        let fstype = i32::from(Fstype::Tmpfs).cast_unsigned();
+        let shown = MntEntry { fstype, torpor_pid_ns: Some(3), ..entry(1, "/", 0) };
+        assert!(read(&[shown]).unwrap_err().to_string().contains("only a procfs shows a pid"));
     }
 
     /// Whom an automatic mount asks is judged and made with it.

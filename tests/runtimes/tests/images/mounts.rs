@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use serde_json::json;
 use torpor_images::kind;
 use torpor_images::proto::{FdTypes, FileEntry, Fstype, MntEntry, RemapFilePathEntry, RemapType};
 
@@ -98,6 +99,44 @@ fn what_is_mounted_below_a_volume() {
     assert!(line.contains(" /outer/below ro,nosuid,nodev,noexec,"), "{line}");
     drop(container);
     command("umount", &["--lazy"]).arg(&below).succeed();
+}
+
+/// A volume without a word for how it is mounted comes as this host has it, whatever the images say, and so does a part of it.
+#[test]
+fn a_volume_stays_as_this_host_has_it() {
+    let scratch = Scratch::new("images-as-it-is");
+    scratch.configure(FOREIGN);
+    let volume = scratch.dir("narrow");
+    let narrow = "ro,nosuid,nodev,noexec";
+    let script = format!(
+        "mount -t tmpfs narrow {0} && mkdir {0}/below && mount -o bind,remount,{narrow} {0}",
+        volume.display()
+    );
+    command("sh", &["-ec", &script]).succeed();
+    let bundle = bundle(&scratch).configure(|config| {
+        config["mounts"].as_array_mut().unwrap().push(json!({
+            "type": "bind", "source": volume, "destination": "/narrow",
+            "options": ["rbind", "rprivate"],
+        }));
+    });
+    let asleep = Asleep::of(&scratch, &bundle);
+    let images = Images::of(&scratch);
+    images.mounts(|all| {
+        all.iter_mut().filter(|m| m.mountpoint == b"/narrow").for_each(|m| m.flags &= !15);
+    });
+    images.mount(|all, spare| {
+        let volume = at(all, "/narrow");
+        (spare.root_dev, spare.fstype) = (volume.root_dev, volume.fstype);
+        spare.root = b"/below".to_vec();
+    });
+    let container = asleep.wakes();
+    let list = fs::read_to_string(format!("/proc/{}/mountinfo", container.pid())).unwrap();
+    for place in ["/narrow", "/spare"] {
+        let line = list.lines().find(|line| line.contains(&format!(" {place} "))).unwrap();
+        assert!(line.contains(&format!(" {place} {narrow},")), "{line}");
+    }
+    drop(container);
+    command("umount", &["--lazy"]).arg(&volume).succeed();
 }
 
 #[test]

@@ -35,6 +35,8 @@ pub(super) struct Open {
 #[derive(Debug, Default)]
 pub(super) struct Bases {
     open: HashMap<Base, Open>,
+    /// Flags of this host's mounts that take rights away, which all that shows something of them has as well.
+    kept: HashMap<Base, u64>,
     /// New mounts of FUSE servers, by their names in the images.
     served: HashMap<String, OwnedFd>,
     /// Whether files may be made where the tasks cannot write.
@@ -79,9 +81,21 @@ impl Bases {
                     make(cx, forest, whole, host)?
                 }
             };
+            if let Base::Given(of) = base {
+                all.kept.insert(base, kept_flags(cx, forest, (of, open.at.as_fd()), host)?);
+            }
             all.open.insert(base, open);
         }
         Ok(all)
+    }
+
+    /// Has nothing mounted with fewer restrictions than what it shows has on this host, where the caller has not said so.
+    pub(super) fn keep_flags(&self, forest: &mut Forest) {
+        for node in forest.nodes().collect::<Vec<_>>() {
+            let base = base_of(forest, node).ok().map(|(base, _)| base);
+            let kept = base.and_then(|base| self.kept.get(&base)).copied();
+            forest.mount_mut(node).flags |= kept.unwrap_or_default();
+        }
     }
 
     /// The new mount of a FUSE server that stands for one of the images, which is made when it is first asked for.
@@ -254,6 +268,31 @@ fn given(cx: &Assembly<'_>, forest: &Forest, node: Node, host: &Tree) -> Result<
     Ok(Open { at, made: false })
 }
 
+/// The flags that what is given for a mount keeps: it comes as this host has it, where the caller says nothing else.
+fn kept_flags(
+    cx: &Assembly<'_>,
+    forest: &Forest,
+    (node, at): (Node, BorrowedFd<'_>),
+    host: &Tree,
+) -> Result<u64> {
+    let key = match &forest.mount(node).external {
+        _ if forest.is_root(node) => None,
+        Some(FromOutside::Key(key)) => Some(key.as_str()),
+        _ => return Ok(0),
+    };
+    match cx.verdict.keeps_host_flags(key) {
+        true => host_flags(at, &forest.mount(node).mountpoint, host),
+        false => Ok(0),
+    }
+}
+
+/// The flags that take rights away of the mount of this host that something lies on.
+fn host_flags(at: BorrowedFd<'_>, name: &Path, host: &Tree) -> Result<u64> {
+    let id = mount_id(at).context(|| format!("look at {}", name.display()))?;
+    let on = u32::try_from(id).ok().and_then(|id| host.find(id)).map(|on| host.mount(on));
+    Ok(on.map_or(0, |on| on.flags & NARROW))
+}
+
 /// Opens a path of this host that the images name: below the one that allows it, which the
 /// caller or the policy names, and through no symbolic link. Whoever may write there could
 /// otherwise lead elsewhere.
@@ -279,9 +318,7 @@ fn check_flags(
     host: &Tree,
 ) -> Result<()> {
     let mount = forest.mount(node);
-    let id = mount_id(at).context(|| format!("look at {}", path.display()))?;
-    let on = u32::try_from(id).ok().and_then(|id| host.find(id)).map(|on| host.mount(on));
-    let lost = on.map_or(0, |on| on.flags & !mount.flags & NARROW);
+    let lost = host_flags(at, path, host)? & !mount.flags;
     if lost == 0 {
         return Ok(());
     }

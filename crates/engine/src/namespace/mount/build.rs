@@ -80,6 +80,26 @@ impl Copies {
         Ok(())
     }
 
+    /// Takes the mounts of namespace `space` from a copy of it, in which the calling thread lives, but for those that others
+    /// hide there. Returns its root.
+    pub(super) fn reopen(&mut self, forest: &Forest, space: usize) -> Result<OwnedFd> {
+        let root = open_root()?;
+        let tree = &forest.spaces[space].1;
+        for mount in 0..tree.mounts().len() {
+            let node = Node { space, mount };
+            if is_late(forest, node) || self.mounted.remove(&node).is_none() {
+                continue;
+            }
+            let at = &tree.mount(mount).mountpoint;
+            if tree.is_visible(mount, at) {
+                let opened = open_beneath(root.as_fd(), at, true);
+                let opened = opened.context(|| format!("open the copy of {}", at.display()))?;
+                self.mounted.insert(node, opened);
+            }
+        }
+        Ok(root)
+    }
+
     /// The copy of a mount that is to be mounted.
     pub(super) fn get(&self, forest: &Forest, node: Node) -> Result<BorrowedFd<'_>> {
         let copy = self.mounted.get(&node).map(AsFd::as_fd);
@@ -263,14 +283,13 @@ fn change_root(new: BorrowedFd<'_>) -> Result<OldRoot> {
 }
 
 impl OldRoot {
-    /// Takes it away, with all that is mounted below. Returns the new root.
-    pub(super) fn detach(self) -> Result<OwnedFd> {
+    /// Takes it away, with all that is mounted below.
+    pub(super) fn detach(self) -> Result<()> {
         let what = || "take away the old root".to_owned();
         // By its descriptor: its path leads to what is below it now.
         rustix::process::fchdir(&self.0).context(what)?;
         unmount(".", UnmountFlags::DETACH).context(what)?;
-        rustix::process::chdir("/").context(what)?;
-        open_root()
+        rustix::process::chdir("/").context(what)
     }
 }
 

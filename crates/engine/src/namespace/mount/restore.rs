@@ -11,7 +11,7 @@ use torpor_tracee::syscall::{self, RemoteFd};
 use super::assembly::Assembly;
 use super::base::{Bases, base_of, unfit, unshare};
 use super::build::{self, Copies, OldRoot, Yard, no_namespace, shows_terminal};
-use super::collect::own_tree;
+use super::collect::{open_root, own_tree};
 use super::fs::{Origin, attributes};
 use super::origin::{ContentSource, Forest, Node};
 use super::restored::{Late, Restored};
@@ -21,6 +21,7 @@ use crate::cgroup;
 use crate::error::{Context, Error, Result};
 use crate::namespace::{Namespaces, NsKind, nested_user, run_in, send_into};
 use crate::restore::image::TaskImage;
+use crate::restore::process;
 use crate::restore::tasks::Task;
 
 /// Makes the mount namespaces: that of the root husk, a copy of the caller's until
@@ -29,7 +30,7 @@ use crate::restore::tasks::Task;
 /// # Errors
 /// What is missing or contradictory; everything made goes with the husk.
 pub(crate) fn restore(cx: &mut Assembly<'_>) -> Result<()> {
-    let forest = planned(cx)?;
+    let mut forest = planned(cx)?;
     host_roots(cx)?;
     if forest.spaces.is_empty() {
         return Ok(());
@@ -45,6 +46,7 @@ pub(crate) fn restore(cx: &mut Assembly<'_>) -> Result<()> {
     let husk = Husk::open(cx, has_own)?;
     let host = own_tree()?;
     let mut bases = Bases::open(cx, &forest, &host)?;
+    bases.keep_flags(&mut forest);
     let mut copies = Copies::default();
     copies.make(&forest, &bases, false)?;
     let fresh = fresh(&groups, &bases)?;
@@ -54,12 +56,14 @@ pub(crate) fn restore(cx: &mut Assembly<'_>) -> Result<()> {
         copies.make(&forest, &bases, true)?;
         Ok(yard)
     })?;
-    let mut others = Vec::new();
+    let (mut others, mut staged) = (Vec::new(), HashMap::new());
     for space in usize::from(has_own)..forest.spaces.len() {
-        others.push((space, husk.nested(cx, forest.spaces[space].0)?));
+        let (file, process) = husk.nested(cx, forest.spaces[space].0)?;
+        others.push((space, file));
+        staged.extend(process.map(|process| (space, process)));
     }
     let mut roots = Vec::new();
-    let root = run_in(&[husk.space.as_fd()], || {
+    let old = run_in(&[husk.space.as_fd()], || {
         // First of all, since others show overlays whose layers are there.
         let old = match has_own {
             true => Some(build::assemble(&forest, 0, &mut bases, &mut copies, &mut yard)?),
@@ -67,16 +71,29 @@ pub(crate) fn restore(cx: &mut Assembly<'_>) -> Result<()> {
         };
         for (space, file) in others {
             let root = run_in(&[file.as_fd()], || {
-                build::assemble(&forest, space, &mut bases, &mut copies, &mut yard)?.detach()
+                build::assemble(&forest, space, &mut bases, &mut copies, &mut yard)?.detach()?;
+                open_root()
             })?;
             roots.push((space, file, root));
         }
+        Ok(old)
+    })?;
+    for (space, file, root) in &mut roots {
+        if let Some(process) = staged.remove(space) {
+            *file = lock(cx, forest.spaces[*space].0, process)?;
+            *root = run_in(&[file.as_fd()], || copies.reopen(&forest, *space))?;
+        }
+    }
+    run_in(&[husk.space.as_fd()], || {
         build::share(&forest, &groups, &bases, fresh, &copies)?;
-        old.map(OldRoot::detach).transpose()
+        old.map_or(Ok(()), OldRoot::detach)
     })?;
     copies.revived.clear();
     let space = husk.close(cx)?;
-    roots.extend(root.map(|root| (0, space, root)));
+    if has_own {
+        let root = run_in(&[space.as_fd()], open_root)?;
+        roots.push((0, space, root));
+    }
     for (space, file, root) in roots {
         late(cx, &forest, space, &file, &copies)?;
         nested::keep(cx.mounts, &forest, space, &file, &copies)?;
@@ -197,15 +214,18 @@ impl Husk {
     }
 
     /// Makes mount namespace `number`, a copy of the husk's, owned by its user namespace or by one
-    /// below that.
-    fn nested(&self, cx: &mut Assembly<'_>, number: u32) -> Result<OwnedFd> {
+    /// below that. One that is to be locked belongs to the husk's until it is ([`lock`]), and a process lives there.
+    fn nested(&self, cx: &mut Assembly<'_>, number: u32) -> Result<(OwnedFd, Option<Tracee>)> {
+        let is_locked = cx.verdict.locks_mounts() && cx.spaces.owner_of(number).is_some();
         let husk = cx.root.remote()?;
-        let space = nested_user::as_owner(husk, cx.spaces, (None, number), |maker| {
-            unshare(maker)?;
-            space_of(maker.pid())
-        })?;
+        if is_locked {
+            let mut process = process::start(husk, None)?;
+            unshare(&mut process)?;
+            return Ok((space_of(process.pid())?, Some(process)));
+        }
+        let space = owned(husk, cx.spaces, number)?;
         enter_space(husk, self.way_back)?;
-        Ok(space)
+        Ok((space, None))
     }
 
     /// Enters the namespace once more where it is to live, which makes its root that of the husk.
@@ -218,6 +238,23 @@ impl Husk {
         }
         Ok(self.space)
     }
+}
+
+/// Has the user namespace that mount namespace `number` is to belong to make it, as a copy of the one that `process` lives in, where
+/// all is in place. In such a copy the kernel locks what is mounted, and how: who lives there cannot take away what
+/// hides or protects something (mount_namespaces(7)).
+fn lock(cx: &mut Assembly<'_>, number: u32, mut process: Tracee) -> Result<OwnedFd> {
+    let space = owned(&mut process, cx.spaces, number)?;
+    process::end(cx.root.remote()?, process)?;
+    Ok(space)
+}
+
+/// A copy of the namespace that a husk is in, owned as mount namespace `number` is to be.
+fn owned(husk: &mut Tracee, spaces: &Namespaces, number: u32) -> Result<OwnedFd> {
+    nested_user::as_owner(husk, spaces, (None, number), |maker| {
+        unshare(maker)?;
+        space_of(maker.pid())
+    })
 }
 
 fn enter_space(husk: &mut Tracee, space: RemoteFd) -> Result<()> {
