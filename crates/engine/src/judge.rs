@@ -180,6 +180,7 @@ pub(crate) fn passed(opts: &Options) -> Result<Passed> {
         file_systems: opts.mounts.enable_fs.clone(),
         capabilities: Capabilities(set("CapPrm") & set("CapBnd")),
         profile: opts.birth.lsm_profile.clone(),
+        shell_job: opts.shell_job,
         empty_network: opts.network.empty,
         external_sockets: opts.files.ext_unix_sk,
         connections: opts.network.tcp_established,

@@ -151,6 +151,7 @@ pub(crate) fn view<'a>(
 ) -> collect::Checkpoint<'a> {
     let tasks = checkpoint.tasks.iter().map(|task| collect::Task {
         pid: task.tree.pid,
+        session: task.tree.sid,
         homes: task.homes,
         threads: &task.tree.threads,
         process: &task.process,

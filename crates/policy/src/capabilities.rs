@@ -70,6 +70,7 @@ pub(crate) mod number {
     pub(crate) const SYS_RESOURCE: u32 = 24;
     pub(crate) const AUDIT_CONTROL: u32 = 30;
     pub(crate) const LEASE: u32 = 28;
+    pub(crate) const SETFCAP: u32 = 31;
     pub(crate) const WAKE_ALARM: u32 = 35;
     pub(crate) const AUDIT_READ: u32 = 37;
 }

@@ -150,7 +150,17 @@ impl Rules {
             Limit::All => return None,
             Limit::Only(ranges) => ranges.cover(lower, count),
             Limit::Runtime => {
-                let linux = &passed.spec.as_ref()?.linux;
+                let spec = passed.spec.as_ref()?;
+                let root = passed.outside(spec, kind, 0).filter(|_| kind == IdKind::User);
+                let has_root =
+                    root.and_then(|root| root.checked_sub(lower)).is_some_and(|at| at < count);
+                // So the kernel has it since Linux 5.12.
+                if has_root && !passed.grants(number::SETFCAP) {
+                    return Some(
+                        "the root user is among them, and CAP_SETFCAP is not given".to_owned(),
+                    );
+                }
+                let linux = &spec.linux;
                 let given = match kind {
                     IdKind::User => &linux.uid_mappings,
                     IdKind::Group => &linux.gid_mappings,
@@ -196,6 +206,11 @@ impl Rules {
             Ask::Use { capability, .. } => {
                 self.deny_use(*capability, passed).map(|why| ("capabilities.use", why))
             }
+            // Whoever may mount its file system could register it.
+            Ask::ProgramFormat(_) => {
+                denied(self.uses, passed.grants(number::SYS_ADMIN), "CAP_SYS_ADMIN is not given")
+                    .map(|why| ("capabilities.use", why))
+            }
             Ask::Seccomp(false) => {
                 let asked = passed.spec.as_ref().is_some_and(|spec| spec.linux.seccomp.is_some());
                 required(self.seccomp, asked)
@@ -228,6 +243,7 @@ impl Rules {
                 denied(self.login, passed.may_log_in(), why).map(|why| ("users.login", why))
             }
             Ask::HostNamespace(kind) => self.deny_host_namespace(kind, passed),
+            Ask::CallersSession => self.deny_session(passed),
             Ask::Map { groups: false, first, lower, count } => {
                 deny_map(&self.mapped_users, false, (*first, *lower, *count), passed)
                     .map(|why| ("user-namespace.users", why))
@@ -252,7 +268,6 @@ impl Rules {
             | Ask::GivenNamespace(_)
             | Ask::HostNames(_)
             | Ask::Clocks(_)
-            | Ask::ProgramFormat(_)
             | Ask::Descriptors(_)
             | Ask::Lock(_)
             | Ask::Terminal(_)
@@ -456,12 +471,16 @@ impl Rules {
         let own = match &self.namespaces {
             Limit::All => false,
             Limit::Only(kinds) => kinds.iter().any(|k| k == kind),
-            Limit::Runtime => {
-                passed.spec.as_ref().is_some_and(|spec| spec.has_namespace(kind))
-                    && !passed.joined.iter().any(|joined| joined == kind)
-            }
+            Limit::Runtime => passed.spec.as_ref().is_some_and(|spec| spec.has_namespace(kind)),
         };
         own.then(|| ("namespaces.require", "it has to have one of its own".to_owned()))
+    }
+
+    /// Runtimes begin a session with each container.
+    fn deny_session(&self, passed: &Passed) -> Option<Denial> {
+        let own = self.namespaces == Limit::Runtime && passed.spec.is_some() && !passed.shell_job;
+        let why = "it has to have one of its own, and the caller has not said --shell-job";
+        own.then(|| ("namespaces.require", why.to_owned()))
     }
 
     fn deny_device(&self, device: Device, passed: &Passed) -> Option<String> {
@@ -553,11 +572,9 @@ impl Rules {
             Limit::Only(names) => names.iter().any(|n| n == name),
             Limit::Runtime => runtime::file_system(name, passed),
         };
-        // The kernel runs it on the host when the last task of a group ends.
-        if options.split(',').any(|option| option.starts_with("release_agent")) {
-            return denied(
-                "the option release_agent names a program for this host to run".to_owned(),
-            );
+        let named = |(key, _): &&(&str, &str)| options.split(',').any(|o| o.starts_with(key));
+        if let Some((key, what)) = OF_THIS_HOST.iter().find(named) {
+            return denied(format!("the option {key} names {what}"));
         }
         match (&self.file_systems, allowed) {
             (_, true) => None,
@@ -602,6 +619,13 @@ impl Rules {
         all
     }
 }
+
+/// Options of file systems that name what is this host's, whatever the type. The kernel runs the one when the last task of a group
+/// ends, and opens the other when a procfs is made (Linux 6.17).
+const OF_THIS_HOST: [(&str, &str); 2] = [
+    ("release_agent", "a program for this host to run"),
+    ("pidns", "a path for this host to open"),
+];
 
 /// Why something of a network namespace is not granted by default.
 const UNMANAGED: &str = "CAP_NET_ADMIN is not given";

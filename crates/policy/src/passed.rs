@@ -25,6 +25,8 @@ pub struct Passed {
     pub capabilities: Capabilities,
     /// The security profile that all tasks get, whatever the images say.
     pub profile: Option<String>,
+    /// Tasks stay in the caller's session.
+    pub shell_job: bool,
     /// Kinds of namespaces that are joined or handed over.
     pub joined: Vec<String>,
     /// The maps of the user namespace that is joined; none if it is this host's.

@@ -72,6 +72,8 @@ pub enum Ask {
     Login(u32),
     /// A task lives in this host's namespace of a kind, or something of it belongs there.
     HostNamespace(#[serde(deserialize_with = "word")] Word),
+    /// A task stays in the session of whoever restores: with its terminal, and in reach of its process group.
+    CallersSession,
     /// A namespace that is made.
     Namespace {
         /// Its kind.
@@ -368,7 +370,6 @@ impl Ask {
                 | Ask::GivenNamespace(_)
                 | Ask::HostNames(_)
                 | Ask::Clocks(_)
-                | Ask::ProgramFormat(_)
                 | Ask::Descriptors(_)
                 | Ask::Lock(_)
                 | Ask::Terminal(_)
@@ -397,6 +398,7 @@ impl Ask {
             Ask::User(_) | Ask::Login(_) => "users",
             Ask::Group(_) => "groups",
             Ask::HostNamespace(_)
+            | Ask::CallersSession
             | Ask::Namespace { .. }
             | Ask::NestedUser { .. }
             | Ask::GivenNamespace(_)
@@ -467,6 +469,7 @@ impl fmt::Display for Ask {
             Ask::Group(id) => write!(f, "group id {id}"),
             Ask::Login(id) => write!(f, "logged in as user id {id}"),
             Ask::HostNamespace(kind) => write!(f, "lives in this host's {kind} namespace"),
+            Ask::CallersSession => f.write_str("stays in the session of whoever restores it"),
             Ask::Namespace { kind, number } => write!(f, "a new {kind} namespace ({number})"),
             Ask::GivenNamespace(given) => given.fmt(f),
             Ask::HostNames(names) => names.fmt(f),

@@ -613,6 +613,23 @@ pub(crate) mod tests {
         assert_eq!(wider(&removed(whole()), &passed), None);
     }
 
+    /// Of a file system that the configuration has, too, no option names what is this host's.
+    #[test]
+    fn options_name_nothing_of_this_host() {
+        let judged = |name: &str, at: &str, options: &str| {
+            let mount = Mount { at: at.into(), flags: 1, ..fs(name, options) };
+            let image = "mountpoints-1.img".to_owned();
+            let asked = [Request { image, task: None, ask: Ask::Mount(mount) }];
+            let (origin, checked) = (Origin::Elsewhere, Checked::default());
+            let found = Policy::default().judge(&asked, origin, &checked, &in_container());
+            let named = |text: &String| text.contains(" names a p");
+            found.iter().map(ToString::to_string).filter(named).count()
+        };
+        assert_eq!(judged("proc", "/proc", "rw,pidns=/proc/1/ns/pid"), 1);
+        assert_eq!(judged("cgroup", "/sys/fs/cgroup", "release_agent=/x,pids"), 1);
+        assert_eq!(judged("proc", "/proc", "rw,hidepid=2"), 0);
+    }
+
     /// A part can be one of another file system than the one around it.
     #[test]
     fn parts_have_the_options_of_the_whole() {

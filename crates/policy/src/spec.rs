@@ -197,12 +197,14 @@ impl Spec {
     }
 
     /// Those that its tasks can have: what limits programs and what they inherit gives them nothing where no program
-    /// gives new privileges.
+    /// gives new privileges. A user who is not root keeps of the others what is ambient when the container's program is
+    /// executed (capabilities(7)).
     pub(crate) fn held_capabilities(&self) -> Capabilities {
         let sets = &self.process.capabilities;
-        match self.process.no_new_privileges {
-            true => Self::named([&sets.effective, &sets.permitted, &sets.ambient]),
-            false => self.capabilities(),
+        match (self.process.no_new_privileges, self.process.user.uid) {
+            (true, 0) => Self::named([&sets.effective, &sets.permitted, &sets.ambient]),
+            (true, _) => Self::named([&sets.ambient]),
+            (false, _) => self.capabilities(),
         }
     }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use torpor_policy::groups::Roots;
 use torpor_policy::{
     Ask, Capabilities, Checked, Device, FileSystem, From, Mount, Origin, Passed, Peers, Policy,
-    Request, Spec,
+    ProgramFormat, Request, Spec,
 };
 
 const BEGIN: &str = "<!-- made by crates/policy/tests/defaults.rs -->\n";
@@ -41,7 +41,7 @@ const PRIVILEGED: &str = r#"{
         "capabilities": {"bounding": ["CAP_KILL", "CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_NET_RAW",
                                       "CAP_NET_BIND_SERVICE", "CAP_SETUID", "CAP_SETGID",
                                       "CAP_SYS_RESOURCE", "CAP_SYS_NICE", "CAP_AUDIT_CONTROL",
-                                      "CAP_CHOWN"]}
+                                      "CAP_CHOWN", "CAP_SETFCAP"]}
     },
     "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"},
                {"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup"},
@@ -94,6 +94,12 @@ fn rows() -> Vec<(&'static str, Ask)> {
         path: text("/dev/x"),
         device: Device { block, major: Some(major), minor: Some(minor) },
     };
+    let format = ProgramFormat {
+        name: text("x"),
+        enabled: true,
+        interpreter: text("/x"),
+        command: text(""),
+    };
     vec![
         ("the capability `KILL`", Ask::Capabilities(Capabilities(1 << 5))),
         ("the capability `SYS_ADMIN`", Ask::Capabilities(Capabilities(1 << 21))),
@@ -107,6 +113,7 @@ fn rows() -> Vec<(&'static str, Ask)> {
             Ask::Use { text: text("a timer that wakes this host"), capability: 35 },
         ),
         ("a lease on a file of somebody else", Ask::Use { text: text("a lease"), capability: 28 }),
+        ("a format of programs, and what runs them (binfmt_misc)", Ask::ProgramFormat(format)),
         ("the user and the group of the configuration", Ask::User(0)),
         ("another user", Ask::User(1000)),
         ("another group", Ask::Group(6)),
@@ -122,6 +129,7 @@ fn rows() -> Vec<(&'static str, Ask)> {
         ("no security profile", Ask::Profile(None)),
         ("this host's pid namespace", Ask::HostNamespace("pid")),
         ("this host's network namespace", Ask::HostNamespace("net")),
+        ("the session and the terminal of whoever restores", Ask::CallersSession),
         (
             "ids of this host through a map",
             Ask::Map { groups: false, first: 0, lower: 0, count: 1 },
@@ -130,7 +138,7 @@ fn rows() -> Vec<(&'static str, Ask)> {
             "a user namespace below the tasks'",
             Ask::NestedUser { number: 9, parent: None, owned: vec![] },
         ),
-        ("one id of this host in a user namespace below the tasks'", nested_map(1)),
+        ("the root user of this host in a user namespace below the tasks'", nested_map(1)),
         ("a range of ids of this host in one", nested_map(65536)),
         ("the device `/dev/null`", device(false, 1, 3)),
         ("the device `/dev/sda`", device(true, 8, 0)),
@@ -221,7 +229,6 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
         | Ask::GivenNamespace(_)
         | Ask::HostNames(_)
         | Ask::Clocks(_)
-        | Ask::ProgramFormat(_)
         | Ask::Descriptors(_)
         | Ask::Lock(_)
         | Ask::Terminal(_)
@@ -237,6 +244,7 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
         | Ask::HeldCapabilities(_)
         | Ask::Parent { .. }
         | Ask::NoCredentials
+        | Ask::ProgramFormat(_)
         | Ask::User(_)
         | Ask::Group(_)
         | Ask::Use { .. }
@@ -245,6 +253,7 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
         | Ask::NoNewPrivileges(_)
         | Ask::Profile(_)
         | Ask::HostNamespace(_)
+        | Ask::CallersSession
         | Ask::Cgroup { .. }
         | Ask::Delegated { .. }
         | Ask::GroupLimit { .. }
@@ -373,9 +382,11 @@ fn settings_of_networks_count_with_their_values() {
 /// A bound gives nothing to whom no program gives anything.
 #[test]
 fn without_new_privileges_a_bound_gives_nothing() {
-    let of = |rest: &str| {
-        let spec = r#"{"ociVersion": "1.0.2", "process": {"user": {"uid": 7, "gid": 7}, "capabilities":
-            {"bounding": ["CAP_SETUID", "CAP_DAC_OVERRIDE", "CAP_SYS_ADMIN"], "inheritable": ["CAP_SYS_ADMIN"]"#;
+    let of_user = |uid: u32, rest: &str| {
+        let spec = format!(
+            r#"{{"ociVersion": "1.0.2", "process": {{"user": {{"uid": {uid}, "gid": 7}}, "capabilities":
+            {{"bounding": ["CAP_SETUID", "CAP_DAC_OVERRIDE", "CAP_SYS_ADMIN"], "inheritable": ["CAP_SYS_ADMIN"]"#
+        );
         let passed = caller(Some(&format!("{spec}{rest}}}")));
         let opening = Policy::default().opening(Origin::Elsewhere, &passed).unwrap();
         let verdict = |ask| verdict(&ask, Origin::Elsewhere, &passed);
@@ -389,13 +400,39 @@ fn without_new_privileges_a_bound_gives_nothing() {
         ];
         (asks.map(|ask| verdict(ask) == "yes"), opening.user, opening.capabilities)
     };
+    let of = |rest: &str| of_user(7, rest);
     let none = of(r#"}, "noNewPrivileges": true}"#);
     assert_eq!(none, ([true, false, false, false, false], Some(7), Capabilities(0)));
-    // What is held, and what a program may give.
-    let held = of(r#", "permitted": ["CAP_SETUID"]}, "noNewPrivileges": true}"#);
+    // What is held, and what a program may give. Of a user who is not root only what is ambient outlives execve(2).
+    let held = of(r#", "ambient": ["CAP_SETUID"]}, "noNewPrivileges": true}"#);
     assert_eq!((held.0, held.1), ([true, true, false, true, false], None));
+    let named =
+        r#", "permitted": ["CAP_SETUID"], "effective": ["CAP_SETUID"]}, "noNewPrivileges": true}"#;
+    assert_eq!(of(named), none);
+    let root = of_user(0, named);
+    assert_eq!((root.0, root.1), ([true, true, false, true, false], None));
     let by_programs = of("}}");
     assert_eq!((by_programs.0, by_programs.1), ([true; 5], None));
+}
+
+/// With the root user in a namespace of its own a task could give files capabilities that count above.
+#[test]
+fn the_root_user_takes_the_right_to_give_files_capabilities() {
+    let of = |capabilities: &str, maps: &str, lower| {
+        let spec = format!(
+            r#"{{"ociVersion": "1.0.2", "process": {{"user": {{"uid": 7}}, "capabilities": {{"bounding": [{capabilities}]}}}},
+                "linux": {{"uidMappings": [{maps}]}}}}"#
+        );
+        let ask = Ask::NestedMap { number: 9, groups: false, first: 0, lower, count: 1 };
+        verdict(&ask, Origin::Elsewhere, &caller(Some(&spec)))
+    };
+    let no = "no: `foreign.user-namespace.users`";
+    assert_eq!(of("", "", 7), "yes");
+    assert_eq!(of(r#""CAP_SETUID""#, "", 0), no);
+    assert_eq!(of(r#""CAP_SETUID", "CAP_SETFCAP""#, "", 0), "yes");
+    let maps = r#"{"containerID": 0, "hostID": 1000, "size": 10}"#;
+    let mapped = [1000, 1001].map(|lower| of(r#""CAP_SETUID""#, maps, lower));
+    assert_eq!(mapped, [no, "yes"]);
 }
 
 /// In a network that belongs to this host the rights of a user namespace count for nothing.

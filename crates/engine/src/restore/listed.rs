@@ -12,7 +12,7 @@
 use std::collections::{BTreeSet, HashSet};
 
 use torpor_images::{ImageDir, kind};
-use torpor_policy::collect::{check_references, powers as powers_of};
+use torpor_policy::collect::{check_references, powers as powers_of, shared};
 use torpor_policy::ghost::Ghost;
 use torpor_policy::memory::MemoryArea;
 use torpor_policy::network::NetDevice;
@@ -26,7 +26,7 @@ use super::planned::Planned;
 use crate::error::{Error, Result};
 use crate::judge;
 use crate::namespace::user::{IdMaps, NestedUser};
-use crate::namespace::{Namespaces, NsKind, net};
+use crate::namespace::{Namespace, Namespaces, NsKind, net};
 use crate::options::Options;
 use crate::reader::{self, Look, Told};
 
@@ -142,12 +142,11 @@ fn namespaces(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) {
         let given = spaces.given.get(&ns.id).cloned();
         things.expect(image, task, &given.map_or(made, Ask::GivenNamespace));
     }
+    let root = view.checkpoint.tasks.first().map(|root| root.homes).unwrap_or_default();
     for task in view.checkpoint.tasks.iter().filter(|task| !task.is_zombie()) {
-        for kind in NsKind::ALL {
-            if task.homes.own(kind).is_none() {
-                let image = kind::CORE.file_name(task.tree.pid.into());
-                things.expect(image, Some(task.tree.pid), &Ask::HostNamespace(kind.name()));
-            }
+        let homes = (task.homes, root);
+        for ask in NsKind::ALL.into_iter().filter_map(|kind| shared(homes, kind, view.passed)) {
+            things.expect(kind::CORE.file_name(task.tree.pid.into()), Some(task.tree.pid), &ask);
         }
     }
 }
@@ -339,7 +338,8 @@ fn networks(
 /// Limits of IPC namespaces that a new one does not have.
 fn limits_of_ipc(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) -> Result<()> {
     let joined = view.passed.joined.iter().any(|kind| kind == NsKind::Ipc.name());
-    for ns in spaces.of_kind(NsKind::Ipc).filter(|ns| !ns.is_host && !joined) {
+    let is_made = |ns: &&Namespace| !ns.is_host && !(joined && ns.task == 0);
+    for ns in spaces.of_kind(NsKind::Ipc).filter(is_made) {
         for setting in spaces.filling.objects(ns.id)?.setup.limits.all() {
             let known = (setting.path(), setting.value.clone());
             if !view.told.contains(&known) {

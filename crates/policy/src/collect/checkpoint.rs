@@ -25,6 +25,8 @@ use crate::user_maps::{IdExtent, UserMaps};
 pub struct Task<'a> {
     /// Its pid in the images.
     pub pid: u32,
+    /// Its session.
+    pub session: u32,
     /// The namespaces that it lives in.
     pub homes: NsSet,
     /// The pids of its threads, the leader first.

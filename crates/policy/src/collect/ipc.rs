@@ -45,12 +45,13 @@ pub(super) fn objects(
 
 /// The namespaces in which something is made.
 fn spaces(checkpoint: &Checkpoint<'_>, passed: &Passed) -> Result<Vec<(u64, IpcSetup)>> {
-    // Nothing is made in one that is joined.
-    if passed.joined.iter().any(|kind| kind == NsKind::Ipc.name()) {
-        return Ok(vec![]);
-    }
+    // Nothing is made in one that is joined, which is the root task's.
+    let root = checkpoint.tasks.first().and_then(|root| root.homes.own(NsKind::Ipc));
+    let joins = passed.joined.iter().any(|kind| kind == NsKind::Ipc.name());
+    let joined = root.filter(|_| joins);
+    let made = checkpoint.namespaces(NsKind::Ipc).into_iter().filter(|id| Some(*id) != joined);
     let mut spaces = vec![];
-    for id in checkpoint.namespaces(NsKind::Ipc).into_iter().map(u64::from) {
+    for id in made.map(u64::from) {
         spaces.extend(IpcSetup::read(checkpoint.images, id)?.map(|space| (id, space)));
     }
     Ok(spaces)

@@ -35,6 +35,7 @@ use self::checkpoint::{KINDS, Requests};
 pub use self::mounts::mounts;
 pub use self::references::check as check_references;
 pub use self::routing::{Addresses, route, rule};
+pub use self::tasks::shared;
 pub use self::values::{SysctlValues, Values};
 pub use crate::error::{Error, Result};
 use crate::given::GivenNamespace;
@@ -59,7 +60,8 @@ pub fn collect(
     namespaces(checkpoint, passed, &mut all)?;
     let maps = user_namespace(checkpoint, passed, &mut all)?;
     nested(&checkpoint.nested_users()?, &maps, &mut all);
-    tasks::collect(checkpoint, &maps, &mut all);
+    tasks::collect(checkpoint, passed, &maps, &mut all);
+    tasks::sessions(checkpoint, &mut all);
     tasks::filters(checkpoint, passed, &mut all);
     limits::collect(checkpoint, passed, &mut all);
     uses::collect(checkpoint, settings.here, passed, &mut all)?;
@@ -79,7 +81,7 @@ pub fn collect(
     Ok(all.0)
 }
 
-/// What of [`collect`] belongs to no namespace, file system or network: system calls beyond the profile, limits, scheduling,
+/// What of [`collect`] belongs to no namespace, file system or network: sessions, system calls beyond the profile, limits, scheduling,
 /// what takes a capability, pipes and what waits in them, sockets (options, ports, peers, connections), objects of IPC namespaces,
 /// files in memory, devices that groups allow. And what no rule limits.
 /// It is cheap: a restore compares it with a plan that somebody else has read.
@@ -92,6 +94,7 @@ pub fn powers(
     passed: &Passed,
 ) -> Result<Vec<Request>> {
     let mut all = Requests::default();
+    tasks::sessions(checkpoint, &mut all);
     tasks::filters(checkpoint, passed, &mut all);
     limits::collect(checkpoint, passed, &mut all);
     uses::collect(checkpoint, here, passed, &mut all)?;

@@ -4,17 +4,22 @@ use torpor_images::kind;
 
 use super::checkpoint::{Checkpoint, KINDS, Maps, Requests, Task};
 use crate::credentials::Credentials;
+use crate::given::GivenNamespace;
+use crate::namespace::{NsKind, NsSet};
 use crate::passed::Passed;
 use crate::request::Ask;
 use crate::seccomp::GivenCalls;
 
-pub(super) fn collect(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Requests) {
+pub(super) fn collect(
+    checkpoint: &Checkpoint<'_>,
+    passed: &Passed,
+    maps: &Maps,
+    all: &mut Requests,
+) {
+    let root = checkpoint.tasks.first().map(|root| root.homes).unwrap_or_default();
     for task in checkpoint.tasks.iter().filter(|task| !task.zombie) {
-        for kind in KINDS {
-            if task.homes.own(kind).is_none() {
-                let image = kind::CORE.file_name(task.pid.into());
-                all.add(image, Some(task.pid), Ask::HostNamespace(kind.name()));
-            }
+        for ask in KINDS.into_iter().filter_map(|kind| shared((task.homes, root), kind, passed)) {
+            all.add(kind::CORE.file_name(task.pid.into()), Some(task.pid), ask);
         }
         let threads = task.threads.iter().zip(task.credentials).zip(task.seccomp);
         for (index, ((&thread, credentials), seccomp)) in threads.enumerate() {
@@ -34,6 +39,33 @@ pub(super) fn collect(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Reques
                 add(seccomp.ask());
             }
         }
+    }
+}
+
+/// Asks for the namespace of a kind that a task has not got for itself: that of this host, or the one that the root task
+/// joins in its place, and whoever lives there with it. `homes` are those of the task and of the root task.
+#[must_use]
+pub fn shared(homes: (NsSet, NsSet), kind: NsKind, passed: &Passed) -> Option<Ask> {
+    let (task, root) = homes;
+    if task.own(kind).is_some() {
+        return None;
+    }
+    // By a number of its own it would be this host's all the same.
+    let is_roots =
+        root.own(kind).is_none() && [None, root.number(kind)].contains(&task.number(kind));
+    let is_joined = is_roots && passed.joined.iter().any(|joined| joined == kind.name());
+    let number = task.number(kind).unwrap_or_default();
+    let joined = || GivenNamespace { kind: kind.name(), number, key: None };
+    Some(if is_joined { Ask::GivenNamespace(joined()) } else { Ask::HostNamespace(kind.name()) })
+}
+
+/// Tasks in the session that the root task is born into, if it does not begin one before.
+pub(super) fn sessions(checkpoint: &Checkpoint<'_>, all: &mut Requests) {
+    let Some(root) = checkpoint.tasks.first() else { return };
+    let callers = if root.session == root.pid { 0 } else { root.session };
+    let stays = |task: &&Task<'_>| task.session == callers;
+    for task in checkpoint.tasks.iter().filter(stays) {
+        all.add(kind::PSTREE.file_name(0), Some(task.pid), Ask::CallersSession);
     }
 }
 
@@ -74,4 +106,40 @@ fn rights(wanted: &Credentials, maps: &Maps, add: &mut impl FnMut(Ask)) {
     groups.sort_unstable();
     groups.dedup();
     groups.into_iter().for_each(|id| add(Ask::Group(id)));
+}
+
+#[cfg(test)]
+mod tests {
+    use torpor_images::proto::TaskKobjIdsEntry;
+
+    use super::*;
+    use crate::namespace::HostSpaces;
+
+    /// Whoever does not live with the root task is not in what that joins.
+    #[test]
+    fn what_is_joined_is_the_root_tasks() {
+        let home = |number: Option<u32>| {
+            let host = TaskKobjIdsEntry { ipc_ns_id: Some(7), ..TaskKobjIdsEntry::default() };
+            let ids = TaskKobjIdsEntry { ipc_ns_id: number, ..TaskKobjIdsEntry::default() };
+            NsSet::read(&ids, &HostSpaces::of(&host))
+        };
+        let asked = |task, root, joined: &[&str]| {
+            let joined = joined.iter().map(|&kind| kind.to_owned()).collect();
+            let passed = Passed { joined, ..Passed::default() };
+            let ask = shared((home(task), home(root)), NsKind::Ipc, &passed);
+            ask.map(|ask| ask.to_string())
+        };
+        let host = Some("lives in this host's ipc namespace".to_owned());
+        let joined = |number| Some(format!("the ipc namespace that is joined ({number})"));
+        for root in [None, Some(7), Some(5)] {
+            assert_eq!(asked(Some(6), root, &["ipc"]), None);
+            assert_eq!(asked(Some(7), root, &["uts"]), host);
+        }
+        assert_eq!(asked(Some(7), Some(7), &["ipc"]), joined(7));
+        assert_eq!(asked(None, Some(7), &["ipc"]), joined(0));
+        assert_eq!(
+            [Some(5), None].map(|root| asked(Some(7), root, &["ipc"])),
+            [host.clone(), host]
+        );
+    }
 }

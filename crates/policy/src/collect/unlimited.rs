@@ -1,5 +1,5 @@
 //! What is listed and compared, though no rule limits it: anybody may have it, or it counts in namespaces
-//! that are made only.
+//! that are made only. Formats of programs, which count there, too, are limited by `capabilities.use`.
 
 use torpor_images::kind;
 

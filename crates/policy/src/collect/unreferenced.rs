@@ -159,6 +159,7 @@ mod tests {
         let process = crate::process::ProcessRest::default();
         let task = super::super::Task {
             pid: 1,
+            session: 1,
             homes: crate::NsSet::default(),
             threads: &[1],
             process: &process,

@@ -6,6 +6,7 @@
 //! | timers, with a descriptor or without | `capabilities.use`, if their clock wakes the host |
 //! | userfaultfd | `capabilities.use`, if it is for faults of the kernel or for forks |
 //! | io_uring | `capabilities.use`, where this host keeps it for some; buffers are locked memory |
+//! | user namespaces below the root task's | `capabilities.use`, where this host keeps them for some (Debian) |
 //! | locked mappings, pipes | `limits.raise`, above the limits |
 //! | mappings at the lowest addresses | `capabilities.use`, below `vm.mmap_min_addr` of this host |
 //! | limits, OOM score, `PR_SET_IO_FLUSHER` | `limits.raise` (`limits.rs`) |
@@ -43,18 +44,20 @@ use crate::userfaultfd::Userfaultfd;
 use crate::words::{LOCKED_MEMORY, PIPE_SIZE};
 
 /// Settings of this host: the largest pipe, whether io_uring is for some only (0: for everybody), whether
-/// userfaultfds for faults of the kernel are for everybody (1), and the lowest address that everybody may map.
+/// userfaultfds for faults of the kernel are for everybody (1), the lowest address that everybody may map, and whether user
+/// namespaces are for the mighty only (0).
 const PIPES: &str = "fs/pipe-max-size";
 const IO_URING: &str = "kernel/io_uring_disabled";
 const FAULTS: &str = "vm/unprivileged_userfaultfd";
 const LOWEST: &str = "vm/mmap_min_addr";
+const USER_NAMESPACES: &str = "kernel/unprivileged_userns_clone";
 /// The lowest address that everybody may map, as a rule (`CONFIG_DEFAULT_MMAP_MIN_ADDR` of distributions).
 pub const LOWEST_ADDRESS: u64 = 1 << 16;
 
 /// Whether a path below `/proc/sys` is that of a setting that is asked for.
 #[must_use]
 pub fn knows(path: &str) -> bool {
-    [PIPES, IO_URING, FAULTS, LOWEST].contains(&path)
+    [PIPES, IO_URING, FAULTS, LOWEST, USER_NAMESPACES].contains(&path)
 }
 
 pub(super) fn collect(
@@ -77,6 +80,10 @@ pub(super) fn collect(
     for terminal in Terminal::all(checkpoint.images)? {
         let image = kind::TTY_INFO.file_name(0);
         terminal.use_of().into_iter().for_each(|ask| all.add(&*image, None, ask));
+    }
+    if let Some(user) = checkpoint.nested_users()?.first() {
+        let image = kind::USERNS.file_name(user.number.into());
+        user_namespace(here).into_iter().for_each(|ask| all.add(&*image, None, ask));
     }
     let lowest = now(here, LOWEST).and_then(|text| text.parse().ok()).unwrap_or(LOWEST_ADDRESS);
     for task in checkpoint.tasks.iter().filter(|task| !task.zombie) {
@@ -113,6 +120,14 @@ fn of_file(entry: &FileEntry, here: Values<'_>) -> Vec<(String, u32)> {
         all.push(("io_uring, which this host keeps for some".to_owned(), SYS_ADMIN));
     }
     all
+}
+
+/// A user namespace, where this host does not let everybody make one.
+fn user_namespace(here: Values<'_>) -> Option<Ask> {
+    // No kernel but Debian's has the setting.
+    let is_kept = now(here, USER_NAMESPACES).as_deref() == Some("0");
+    let text = || "a user namespace, which this host keeps for some".to_owned();
+    is_kept.then(|| Ask::Use { text: text(), capability: SYS_ADMIN })
 }
 
 fn of_task(task: &Task<'_>, passed: &Passed, lowest: u64, all: &mut Requests) {
@@ -223,5 +238,19 @@ mod tests {
         let ring = FileEntry { torpor_io_uring: ring, ..FileEntry::default() };
         assert!([asked(&ring, None), asked(&ring, Some("0"))].concat().is_empty());
         assert_eq!(asked(&ring, Some("1")), [SYS_ADMIN]);
+    }
+
+    #[test]
+    fn user_namespaces_that_not_everybody_can_make() {
+        let asked = |value: Option<&str>| {
+            user_namespace(&|names: &[String]| {
+                assert_eq!(names, ["kernel/unprivileged_userns_clone"]);
+                vec![value.map(str::to_owned)]
+            })
+        };
+        assert_eq!([asked(None), asked(Some("1"))], [None, None]);
+        let ask = asked(Some("0")).unwrap();
+        assert!(matches!(ask, Ask::Use { capability: SYS_ADMIN, .. }), "{ask}");
+        assert!(knows(USER_NAMESPACES));
     }
 }

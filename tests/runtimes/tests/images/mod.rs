@@ -238,6 +238,15 @@ impl Images {
         self.tasks().into_iter().for_each(|task| self.ids(task, change));
     }
 
+    /// Leaves tasks in a session and a group from outside.
+    fn places(&self, which: fn(&PstreeEntry) -> bool) {
+        let mut tree: Vec<PstreeEntry> = self.dir.read_all(kind::PSTREE, 0).unwrap();
+        for task in tree.iter_mut().filter(|task| which(task)) {
+            (task.sid, task.pgid) = (0, 0);
+        }
+        self.dir.write_all(kind::PSTREE, 0, &tree).unwrap();
+    }
+
     pub(crate) fn root_ids(&self) -> TaskKobjIdsEntry {
         self.ids_of(self.tasks()[0])
     }

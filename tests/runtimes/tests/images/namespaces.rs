@@ -1,9 +1,14 @@
 //! Numbers of namespaces that are those of others, or of another kind.
 
+use std::fs;
+
+use serde_json::json;
 use torpor_images::kind;
 use torpor_images::proto::{TaskKobjIdsEntry, UidGidExtent, UsernsEntry};
+use torpor_runtimes_tests::command::{Run, command};
+use torpor_runtimes_tests::scratch::Scratch;
 
-use super::{Images, refuses};
+use super::{Images, bundle, refuses, refuses_of};
 
 #[test]
 fn namespace_numbers() {
@@ -73,6 +78,16 @@ fn namespace_numbers() {
                 &["lives in this host's pid namespace", "(foreign.namespaces.require)"],
             ),
             (
+                "the caller's session",
+                |images| images.places(|_| true),
+                &["pstree.img: task 1: stays in the session of", "(foreign.namespaces.require)"],
+            ),
+            (
+                "the caller's session for a child",
+                |images| images.places(|task| task.pid != 1),
+                &["pstree.img: task ", "stays in the session of", "(foreign.namespaces.require)"],
+            ),
+            (
                 "no number",
                 |images| images.all_ids(|ids| ids.net_ns_id = None),
                 &["lives in this host's net namespace", "(foreign.namespaces.require)"],
@@ -95,4 +110,50 @@ fn namespace_numbers() {
             ),
         ],
     );
+}
+
+/// The root task joins what the configuration names by a path, and so do those that live with it. Nobody else gets this
+/// host's for that.
+#[test]
+fn namespaces_that_are_joined() {
+    fn hosts(images: &Images, of: fn(&mut TaskKobjIdsEntry) -> &mut Option<u32>) {
+        let mut number = None;
+        images.inventory(|i| number = *of(i.root_ids.get_or_insert_default()));
+        images.ids(*images.tasks().last().unwrap(), |ids| *of(ids) = number);
+    }
+    let scratch = Scratch::new("images-joined");
+    let kinds = ["ipc", "uts"];
+    for kind in kinds {
+        fs::write(scratch.join(kind), "").unwrap();
+        let option = format!("--{kind}={}", scratch.join(kind).display());
+        command("unshare", &[&option, "true"]).succeed();
+    }
+    let bundle = bundle(&scratch).configure(|config| {
+        let spaces = config["linux"]["namespaces"].as_array_mut().unwrap().iter_mut();
+        for space in spaces.filter(|space| kinds.contains(&space["type"].as_str().unwrap())) {
+            space["path"] = json!(scratch.join(space["type"].as_str().unwrap()));
+        }
+    });
+    const DENIED: &str = "(foreign.namespaces.require)";
+    refuses_of(
+        &scratch,
+        &bundle,
+        "",
+        &[
+            (
+                "this host's objects of IPC for a child",
+                |images| hosts(images, |ids| &mut ids.ipc_ns_id),
+                &["core-", "lives in this host's ipc namespace", DENIED],
+            ),
+            (
+                "this host's name for a child",
+                |images| hosts(images, |ids| &mut ids.uts_ns_id),
+                &["core-", "lives in this host's uts namespace", DENIED],
+            ),
+        ],
+        |_| {},
+    );
+    for kind in kinds {
+        command("umount", &["--lazy"]).arg(scratch.join(kind)).succeed();
+    }
 }
