@@ -57,13 +57,13 @@ impl Connection {
 
     /// The same client, which has passed on descriptors of these numbers when it started this process.
     #[must_use]
-    pub fn with_descriptors(self, numbers: Vec<i32>) -> Self {
+    pub(crate) fn with_descriptors(self, numbers: Vec<i32>) -> Self {
         Self { passed_on: numbers, ..self }
     }
 
     /// The numbers of the descriptors that the client has passed on.
     #[must_use]
-    pub fn passed_on(&self) -> &[i32] {
+    pub(crate) fn passed_on(&self) -> &[i32] {
         &self.passed_on
     }
 
