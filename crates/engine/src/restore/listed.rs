@@ -338,8 +338,8 @@ fn networks(
 /// Limits of IPC namespaces that a new one does not have.
 fn limits_of_ipc(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) -> Result<()> {
     let joined = view.passed.joined.iter().any(|kind| kind == NsKind::Ipc.name());
-    let is_made = |ns: &&Namespace| !ns.is_host && !(joined && ns.task == 0);
-    for ns in spaces.of_kind(NsKind::Ipc).filter(is_made) {
+    let is_given = |ns: &Namespace| ns.is_host || (joined && ns.task == 0);
+    for ns in spaces.of_kind(NsKind::Ipc).filter(|ns| !is_given(ns)) {
         for setting in spaces.filling.objects(ns.id)?.setup.limits.all() {
             let known = (setting.path(), setting.value.clone());
             if !view.told.contains(&known) {
