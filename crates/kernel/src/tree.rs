@@ -13,9 +13,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    CWD, Dir, Mode, OFlags, ResolveFlags, fgetxattr, flistxattr, openat, openat2, readlinkat,
+    CWD, Dir, Mode, OFlags, ResolveFlags, fgetxattr, flistxattr, mkdirat, openat, openat2,
+    readlinkat,
 };
 use rustix::io::{Errno, Result};
+use rustix::process::geteuid;
 
 /// Bytes of an extended attribute, and of all their names (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
 const MAX_ATTRIBUTE: usize = 64 << 10;
@@ -54,6 +56,12 @@ impl Tree {
     pub fn at(root: &Path) -> Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Self { root: openat(CWD, root, flags, Mode::empty())? })
+    }
+
+    /// The tree below a directory that is open already.
+    #[must_use]
+    pub fn of(root: File) -> Self {
+        Self { root: root.into() }
     }
 
     /// Opens what has a name in the tree; the tree itself has the empty name.
@@ -110,10 +118,44 @@ pub fn file(root: impl AsFd, name: &Path, id: Id) -> Result<File> {
     if !meta.is_file() || self::id(&meta) != id {
         return Err(Errno::NOENT);
     }
-    // This opens the same file, whatever has its name by now; and does not wait for a process that has a lease of it.
-    let path = format!("/proc/self/fd/{}", found.as_raw_fd());
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    Ok(openat(CWD, path, flags, Mode::empty())?.into())
+    reopen(&found, OFlags::RDONLY)
+}
+
+/// Opens the file or directory of a descriptor once more, whatever has its name by now. That waits neither for the other end
+/// of a FIFO nor for a process that has a lease of the file.
+///
+/// # Errors
+/// If the kernel does not open it: a program that runs cannot be written (`ETXTBSY`), nor can a FIFO that nobody reads (`ENXIO`);
+/// see open(2).
+pub fn reopen(file: &File, flags: OFlags) -> Result<File> {
+    let flags = flags | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    Ok(openat(CWD, by_descriptor(file), flags, Mode::empty())?.into())
+}
+
+/// A path that leads to what a descriptor has open, also if that is a symbolic link.
+#[must_use]
+pub fn by_descriptor(file: &File) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
+}
+
+/// Makes an empty directory that is this user's alone, and opens it.
+///
+/// # Errors
+/// `ENOENT` if somebody else has exchanged it before it was open; as [`Tree::open`]; see mkdirat(2).
+pub fn make_dir(parent: impl AsFd, own: &OsStr) -> Result<File> {
+    mkdirat(&parent, own, Mode::RWXU)?;
+    made_dir(parent, own)
+}
+
+/// Opens the directory that this process has just made. Whoever may write to the one above can have renamed another one
+/// there: it has to be like the one that was made.
+fn made_dir(parent: impl AsFd, own: &OsStr) -> Result<File> {
+    let dir = File::from(open(parent, Path::new(own), OFlags::RDONLY | OFlags::DIRECTORY)?);
+    let meta = metadata(&dir)?;
+    let is_own = meta.uid() == geteuid().as_raw() && meta.mode() & 0o077 == 0;
+    // "." and ".." are in each.
+    let is_empty = Dir::read_from(&dir)?.take(3).collect::<Result<Vec<_>>>()?.len() < 3;
+    if is_own && is_empty { Ok(dir) } else { Err(Errno::NOENT) }
 }
 
 /// Lists a directory of a tree, which has this name there. What goes away meanwhile is left out, and what is
@@ -172,7 +214,11 @@ fn look(it: OwnedFd, name: PathBuf) -> Result<Entry> {
     Ok(Entry { name, meta, link })
 }
 
-fn metadata(file: &File) -> Result<Metadata> {
+/// What a file is, by its descriptor, which may be of any kind.
+///
+/// # Errors
+/// If the file system cannot say it.
+pub fn metadata(file: &File) -> Result<Metadata> {
     file.metadata().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
@@ -226,7 +272,7 @@ pub fn attributes_shown(file: impl AsFd) -> Result<(Attributes, KeptBack)> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use std::fs;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{DirBuilderExt, chown, symlink};
 
     use rustix::fs::{FileType, mknodat};
 
@@ -273,6 +319,53 @@ mod tests {
         fs::create_dir(root.join("dir")).unwrap();
         fs::hard_link(place.path().join("outside/file"), root.join(file)).unwrap();
         assert_eq!(tree.file(file, listed).unwrap_err(), Errno::NOENT);
+    }
+
+    #[test]
+    fn what_is_open_is_opened_again_whatever_has_its_name() {
+        let (place, root, tree) = scene();
+        let outside = place.path().join("outside/file");
+        let name = Path::new("dir/file");
+        let found = File::from(tree.open(name, OFlags::PATH).unwrap());
+        fs::rename(root.join(name), root.join("old")).unwrap();
+        symlink(&outside, root.join(name)).unwrap();
+        drop(reopen(&found, OFlags::WRONLY | OFlags::TRUNC).unwrap());
+        assert_eq!(fs::read(root.join("old")).unwrap(), b"");
+        assert_eq!(fs::read(&outside).unwrap(), b"secret");
+        // A FIFO that nobody reads makes nobody wait.
+        mknodat(CWD, root.join("fifo"), FileType::Fifo, Mode::RUSR, 0).unwrap();
+        let fifo = File::from(tree.open(Path::new("fifo"), OFlags::PATH).unwrap());
+        assert_eq!(reopen(&fifo, OFlags::WRONLY).unwrap_err(), Errno::NXIO);
+    }
+
+    /// What somebody else has put there between mkdir and open.
+    #[test]
+    fn a_directory_that_was_exchanged_is_not_taken_for_the_one_that_was_made() {
+        let (place, root, tree) = scene();
+        let top = tree.dir(Path::new("")).unwrap();
+        let (own, path) = (OsStr::new("new"), root.join("new"));
+        let made = make_dir(&top, own).unwrap();
+        assert_eq!(id(&made.metadata().unwrap()), id(&path.metadata().unwrap()));
+        assert_eq!(make_dir(&top, own).unwrap_err(), Errno::EXIST);
+        let other = |script: &dyn Fn()| {
+            fs::remove_dir_all(&path).unwrap();
+            script();
+            made_dir(&top, own).unwrap_err()
+        };
+        let make = |mode| fs::DirBuilder::new().mode(mode).create(&path).unwrap();
+        assert_eq!(other(&|| make(0o755)), Errno::NOENT);
+        let full = || {
+            make(0o700);
+            fs::write(path.join("file"), "").unwrap();
+        };
+        assert_eq!(other(&full), Errno::NOENT);
+        let link = || symlink(place.path().join("outside"), &path).unwrap();
+        assert!(is_gone(other(&link)));
+        fs::remove_file(&path).unwrap();
+        make(0o700);
+        assert!(made_dir(&top, own).is_ok(), "nobody can tell it from the one that was made");
+        chown(&path, Some(1), None).unwrap();
+        assert_eq!(made_dir(&top, own).unwrap_err(), Errno::NOENT);
     }
 
     #[test]

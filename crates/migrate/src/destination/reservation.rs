@@ -3,9 +3,11 @@
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{self, Receiver};
 
+use torpor_kernel::tree::Tree;
+
 use super::joining::{Joined, Set, Waiting};
 use super::{Agent, audit, volume};
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::files::Replica;
 use crate::host::{self, Host};
 use crate::record::{Ledger, Phase, Record, Side, new_id};
@@ -124,7 +126,9 @@ impl<'a> Reservation<'a> {
             let terms = settings.terms(rootfs);
             let base = runtime::make_base(&settings.bundles(), &container, config, terms)?;
             if let (true, Base::Bundle(bundle)) = (rootfs, &base) {
-                self.trees.push(Replica::new(&runtime::own_root(bundle))?);
+                let root = runtime::own_root(bundle);
+                let tree = Tree::at(&root).context(|| root.display().to_string())?;
+                self.trees.push(Replica::new(tree));
             }
             if let Base::Bundle(bundle) = self.base.insert(base) {
                 audit::configuration(settings, bundle)?;
@@ -135,10 +139,11 @@ impl<'a> Reservation<'a> {
 
     fn make_volumes(&mut self) -> Result<()> {
         for path in self.begin.volumes.clone() {
-            volume::make(&path, &self.agent.settings.allow_volumes)?;
+            let dir = volume::make(&path, &self.agent.settings.allow_volumes)?;
             self.ledger.advance(Phase::Preparing, |record| record.volumes.push(path.clone()))?;
-            let mut tree = Replica::new(&path)?;
-            if !volume::is_private(&path) {
+            let is_private = volume::is_private(&dir);
+            let mut tree = Replica::new(Tree::of(dir));
+            if !is_private {
                 tree.forbid_rights();
             }
             self.trees.push(tree);

@@ -6,8 +6,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, mkdirat, openat2, statat, unlinkat};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, openat, openat2, statat, unlinkat};
 use rustix::io::Errno;
+use torpor_kernel::tree;
 
 use super::AgentSettings;
 use crate::error::{Context, Error, Result};
@@ -31,11 +32,11 @@ pub(super) fn judge(path: &Path, allowed: &[PathBuf]) -> Result<()> {
     if is_empty { Ok(()) } else { Err(taken(path)) }
 }
 
-/// Makes the empty directory of a volume.
+/// Makes the empty directory of a volume, and opens it: whoever may write to the directory above can exchange it afterwards.
 ///
 /// # Errors
-/// As [`judge`].
-pub(super) fn make(path: &Path, allowed: &[PathBuf]) -> Result<()> {
+/// As [`judge`]; if somebody else has exchanged it before it was open.
+pub(super) fn make(path: &Path, allowed: &[PathBuf]) -> Result<File> {
     let (parent, name) = parent(path, allowed)?;
     // What is empty is made anew: so nothing that was here is ever taken for something that came.
     match unlinkat(&parent, name, AtFlags::REMOVEDIR) {
@@ -43,17 +44,38 @@ pub(super) fn make(path: &Path, allowed: &[PathBuf]) -> Result<()> {
         Err(Errno::NOTEMPTY | Errno::EXIST) => return Err(taken(path)),
         Err(errno) => return Err(errno).context(|| path.display().to_string()),
     }
-    mkdirat(&parent, name, Mode::RWXU).context(|| path.display().to_string())
+    match tree::make_dir(&parent, name) {
+        Err(errno) if tree::is_gone(errno) => Err(Error::refused_with(
+            format!("volume {} cannot come: somebody exchanges its directory", path.display()),
+            "there: see who may write to the directory above it",
+        )),
+        made => made.context(|| path.display().to_string()),
+    }
 }
 
-/// Whether nobody but root gets to a volume: a directory above it is root's alone.
-pub(super) fn is_private(path: &Path) -> bool {
-    let above = path.parent().and_then(|parent| parent.canonicalize().ok());
-    let is_closed = |dir: &Path| {
-        let meta = dir.metadata();
-        meta.is_ok_and(|meta| meta.uid() == 0 && meta.mode() & 0o077 == 0)
+/// Whether nobody but root gets to a volume: a directory above it is root's alone. That is one in which the volume is, not one
+/// that its path leads through by now.
+pub(super) fn is_private(volume: &File) -> bool {
+    is_below_closed(volume).unwrap_or(false)
+}
+
+fn is_below_closed(volume: &File) -> std::result::Result<bool, Errno> {
+    let above = |dir: &File| {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        openat(dir, "..", flags, Mode::empty()).map(File::from)
     };
-    above.is_some_and(|above| above.ancestors().any(is_closed))
+    let (mut last, mut dir) = (tree::id(&tree::metadata(volume)?), above(volume)?);
+    loop {
+        let meta = tree::metadata(&dir)?;
+        if meta.uid() == 0 && meta.mode() & 0o077 == 0 {
+            return Ok(true);
+        }
+        // The root is above itself.
+        if tree::id(&meta) == last {
+            return Ok(false);
+        }
+        (last, dir) = (tree::id(&meta), above(&dir)?);
+    }
 }
 
 /// Removes the volumes that were made for a migration: it has not come.
@@ -119,6 +141,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
+    use crate::files::{Change, Meta, Replica, What};
 
     #[test]
     fn only_below_what_is_allowed_and_where_nothing_is() {
@@ -164,10 +187,48 @@ mod tests {
         symlink(at("open"), at("closed/link")).unwrap();
         allow("", 0o755);
         allow("closed", 0o700);
-        assert!(is_private(&at("closed/new")) && is_private(&at("closed/inner/new")));
-        assert!(!is_private(&at("open/new")));
-        assert!(!is_private(&at("closed/link/new")), "it is where the link leads");
+        let is_private = |above: &str| {
+            let (path, allowed) = (at(above).join("new"), [at(above)]);
+            super::is_private(&make(&path, &allowed).unwrap())
+        };
+        assert!(is_private("closed") && is_private("closed/inner"));
+        assert!(!is_private("open"));
+        assert!(!is_private("closed/link"), "it is where the link leads");
         allow("closed", 0o710);
-        assert!(!is_private(&at("closed/inner/new")));
+        assert!(!is_private("closed/inner"));
+    }
+
+    /// By whoever may write to the directory above, as soon as it is there.
+    #[test]
+    fn an_exchanged_directory_leads_nowhere_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("allowed/user")).unwrap();
+        fs::create_dir_all(at("closed/new")).unwrap();
+        let allow = |name: &str, mode| {
+            fs::set_permissions(at(name), fs::Permissions::from_mode(mode)).unwrap();
+        };
+        allow("", 0o755);
+        allow("closed", 0o700);
+        let made = make(&at("allowed/user/new"), &[at("allowed")]).unwrap();
+        fs::rename(at("allowed/user"), at("allowed/old")).unwrap();
+        symlink(at("closed"), at("allowed/user")).unwrap();
+        assert!(!is_private(&made), "it is not where its path leads");
+        let mut replica = Replica::new(tree::Tree::of(made));
+        let meta = Meta { mode: 0o777, uid: 7, gid: 7, changed: (1, 0), attributes: Vec::new() };
+        let what = What::Regular { len: 0 };
+        for change in [
+            Change::Update { name: Vec::new(), len: None, meta: meta.clone() },
+            Change::Make { name: b"file".to_vec(), what, meta },
+        ] {
+            replica.apply(change, || Ok(Vec::new())).unwrap();
+        }
+        replica.finish().unwrap();
+        let other = at("closed/new").metadata().unwrap();
+        assert_eq!((other.uid(), other.mode() & 0o777), (0, 0o755));
+        assert_eq!(fs::read_dir(at("closed/new")).unwrap().count(), 0);
+        let own = at("allowed/old/new").metadata().unwrap();
+        assert_eq!((own.uid(), own.mode() & 0o777), (7, 0o777));
+        assert!(at("allowed/old/new/file").exists());
     }
 }

@@ -4,15 +4,16 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, Dir, FileType, Gid, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, Uid, XattrFlags,
-    chmodat, chownat, fchmod, fchown, fremovexattr, fsetxattr, ftruncate, futimens, linkat,
-    mkdirat, mknodat, openat, statat, symlinkat, unlinkat, utimensat,
+    AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, Uid,
+    XattrFlags, chmodat, chownat, fchmod, fchown, fremovexattr, fsetxattr, ftruncate, futimens,
+    linkat, mknodat, openat, symlinkat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
+use rustix::process::geteuid;
 use torpor_kernel::tree::{self, Tree};
 
 use super::scan::{attributes, failed};
@@ -39,12 +40,8 @@ pub(crate) struct Replica {
 
 impl Replica {
     /// In an empty directory.
-    ///
-    /// # Errors
-    /// If the directory cannot be opened.
-    pub(crate) fn new(root: &Path) -> Result<Self> {
-        let root = Tree::at(root).context(|| root.display().to_string())?;
-        Ok(Self { root, open: None, forbids_rights: false, directories: Vec::new() })
+    pub(crate) fn new(root: Tree) -> Self {
+        Self { root, open: None, forbids_rights: false, directories: Vec::new() }
     }
 
     /// From now on it takes no devices, and no programs that give whoever runs them the rights of somebody else.
@@ -132,57 +129,61 @@ impl Replica {
 
     fn make(&mut self, name: Name, what: What, meta: Meta) -> Result<(), Errno> {
         let (parent, own) = self.parent(&name)?;
-        let private = Mode::RUSR | Mode::WUSR;
         if what != What::Directory {
             clear(&parent, own)?;
         }
         match what {
             What::Directory => {
-                mkdirat(&parent, own, private | Mode::XUSR)?;
-                return self.update(name, None, meta);
+                equip(tree::make_dir(&parent, own)?, &meta)?;
+                self.directories.push((name, meta));
+                Ok(())
             }
             What::Regular { len } => {
                 let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+                let private = Mode::RUSR | Mode::WUSR;
                 let file = openat(&parent, own, flags | OFlags::CLOEXEC, private)?;
                 ftruncate(&file, len)?;
                 self.open = Some((name, file.into(), meta));
-                return Ok(());
+                Ok(())
             }
-            What::Symlink { to } => symlinkat(OsStr::from_bytes(&to), &parent, own)?,
+            What::Symlink { to } => {
+                symlinkat(OsStr::from_bytes(&to), &parent, own)?;
+                attend(&made(&parent, own, FileType::Symlink)?, &meta)
+            }
             What::Special { mode, number } => {
                 let kind = FileType::from_raw_mode(mode);
                 if matches!(kind, FileType::Directory | FileType::RegularFile | FileType::Symlink) {
                     return Err(Errno::INVAL);
                 }
                 mknodat(&parent, own, kind, Mode::empty(), number)?;
+                attend(&made(&parent, own, kind)?, &meta)
             }
         }
-        attend(&parent, own, &meta)
     }
 
     fn update(&mut self, name: Name, len: Option<u64>, meta: Meta) -> Result<(), Errno> {
-        let (parent, own) = if name.is_empty() {
-            (self.root.dir(path(b""))?, OsStr::new("."))
-        } else {
-            self.parent(&name)?
-        };
-        let stat = statat(&parent, own, AtFlags::SYMLINK_NOFOLLOW)?;
-        match (FileType::from_raw_mode(stat.st_mode), len) {
+        // All that follows is done to what is opened here, whatever has the name by then.
+        let found = File::from(self.root.open(path(&name), OFlags::PATH)?);
+        let seen = tree::metadata(&found)?;
+        match (FileType::from_raw_mode(seen.mode()), len) {
             (FileType::RegularFile, Some(len)) => {
-                let file = self.root.file(path(&name), (stat.st_dev, stat.st_ino))?;
-                if file.metadata().map_or(0, |meta| meta.len()) != len {
-                    ftruncate(self.root.open(path(&name), OFlags::WRONLY)?, len)?;
+                if seen.len() != len {
+                    ftruncate(tree::reopen(&found, OFlags::WRONLY)?, len)?;
                 }
-                self.open = Some((name, file, meta));
+                self.open = Some((name, tree::reopen(&found, OFlags::RDONLY)?, meta));
             }
             (FileType::Directory, None) => {
-                equip(self.root.dir(path(&name))?, &meta)?;
+                equip(tree::reopen(&found, OFlags::RDONLY)?, &meta)?;
                 self.directories.push((name, meta));
             }
             (FileType::RegularFile | FileType::Directory, _) | (_, Some(_)) => {
                 return Err(Errno::INVAL);
             }
-            (_, None) => attend(&parent, own, &meta)?,
+            // It has made none: somebody has put it there.
+            (kind, None) if self.forbids_rights && is_device(kind, seen.rdev()) => {
+                return Err(Errno::PERM);
+            }
+            (_, None) => attend(&found, &meta)?,
         }
         Ok(())
     }
@@ -197,8 +198,8 @@ impl Replica {
             return Err(Error::Protocol(format!("{} bytes at {offset} of {len}", data.len())));
         }
         // One that is there was opened to be looked at: a program that runs cannot be written to, and need not be.
-        let writable = self.root.open(path(name), OFlags::WRONLY);
-        File::from(writable.map_err(|errno| failed(name, errno))?)
+        let writable = tree::reopen(file, OFlags::WRONLY).map_err(|errno| failed(name, errno))?;
+        writable
             .write_all_at(data, offset)
             .context(|| format!("root file system: /{}", String::from_utf8_lossy(name)))
     }
@@ -213,11 +214,8 @@ impl Replica {
 /// What gives rights to whoever gets to it, in words.
 fn rights(change: &Change) -> Option<&'static str> {
     match change {
-        // The one with the number 0 is no device: it marks what an overlay has removed.
-        Change::Make { what: What::Special { mode, number: 1.. }, .. } => {
-            let kind = FileType::from_raw_mode(*mode);
-            let is_device = matches!(kind, FileType::BlockDevice | FileType::CharacterDevice);
-            is_device.then_some("a device")
+        Change::Make { what: What::Special { mode, number }, .. } => {
+            is_device(FileType::from_raw_mode(*mode), *number).then_some("a device")
         }
         Change::Make { what: What::Regular { .. }, meta, .. }
         | Change::Update { len: Some(_), meta, .. } => {
@@ -232,15 +230,31 @@ fn rights(change: &Change) -> Option<&'static str> {
     }
 }
 
-/// Gives something that is neither file nor directory its attributes.
-fn attend(parent: &File, own: &OsStr, meta: &Meta) -> Result<(), Errno> {
+/// Whether something with this number is a device. The number 0 is none: it marks what an overlay has removed.
+fn is_device(kind: FileType, number: u64) -> bool {
+    number != 0 && matches!(kind, FileType::BlockDevice | FileType::CharacterDevice)
+}
+
+/// Opens, without effect, what was just made here. Whoever may write to the directory can have exchanged it: it has to be like
+/// what was made.
+fn made(parent: &File, own: &OsStr, kind: FileType) -> Result<File, Errno> {
+    let it = File::from(tree::open(parent, Path::new(own), OFlags::PATH)?);
+    let seen = tree::metadata(&it)?;
+    let is_closed = kind == FileType::Symlink || seen.mode() & 0o7777 == 0;
+    let is_own = seen.uid() == geteuid().as_raw() && is_closed;
+    if is_own && FileType::from_raw_mode(seen.mode()) == kind { Ok(it) } else { Err(Errno::NOENT) }
+}
+
+/// Gives something that is neither file nor directory its attributes. It is the one that is open, whatever has its name: by
+/// its name chmod would follow a symbolic link.
+fn attend(it: &File, meta: &Meta) -> Result<(), Errno> {
     let (uid, gid) = owner(meta);
-    chownat(parent, own, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
-    let stat = statat(parent, own, AtFlags::SYMLINK_NOFOLLOW)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
-        chmodat(parent, own, Mode::from_bits_truncate(meta.mode), AtFlags::empty())?;
+    chownat(it, "", uid, gid, AtFlags::EMPTY_PATH)?;
+    if !tree::metadata(it)?.is_symlink() {
+        let mode = Mode::from_bits_truncate(meta.mode);
+        chmodat(CWD, tree::by_descriptor(it), mode, AtFlags::empty())?;
     }
-    utimensat(parent, own, &times(meta), AtFlags::SYMLINK_NOFOLLOW)
+    utimensat(it, "", &times(meta), AtFlags::EMPTY_PATH)
 }
 
 /// Gives a file or directory all but its times.
@@ -307,4 +321,109 @@ fn remove(parent: &File, own: &OsStr) -> Result<(), Errno> {
         remove(&directory, OsStr::from_bytes(name.to_bytes()))?;
     }
     unlinkat(parent, own, AtFlags::REMOVEDIR)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::fs;
+    use std::io::Read;
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
+
+    use super::*;
+
+    fn meta(mode: u32) -> Meta {
+        Meta { mode, uid: 7, gid: 8, changed: (1, 0), attributes: Vec::new() }
+    }
+
+    /// A directory, and a file of somebody else beside it.
+    fn scene() -> (tempfile::TempDir, File, std::path::PathBuf) {
+        let place = tempfile::tempdir().unwrap();
+        fs::create_dir(place.path().join("tree")).unwrap();
+        let victim = place.path().join("victim");
+        fs::write(&victim, "mine").unwrap();
+        fs::set_permissions(&victim, fs::Permissions::from_mode(0o600)).unwrap();
+        let dir = File::open(place.path().join("tree")).unwrap();
+        (place, dir, victim)
+    }
+
+    #[test]
+    fn what_is_exchanged_for_a_link_leads_to_no_other_file() {
+        let (place, dir, victim) = scene();
+        let at = |name: &str| place.path().join("tree").join(name);
+        let own = OsStr::new("fifo");
+        mknodat(&dir, own, FileType::Fifo, Mode::empty(), 0).unwrap();
+        let it = made(&dir, own, FileType::Fifo).unwrap();
+        fs::rename(at("fifo"), at("old")).unwrap();
+        symlink(&victim, at("fifo")).unwrap();
+        attend(&it, &meta(0o4777)).unwrap();
+        let seen = victim.metadata().unwrap();
+        assert_eq!((seen.mode() & 0o7777, seen.uid(), seen.gid()), (0o600, 0, 0));
+        let link = at("fifo").symlink_metadata().unwrap();
+        assert_eq!((link.uid(), link.gid()), (0, 0));
+        let fifo = at("old").metadata().unwrap();
+        assert_eq!((fifo.mode() & 0o7777, fifo.uid(), fifo.mtime()), (0o4777, 7, 1));
+    }
+
+    /// What somebody else has put there before it was looked at.
+    #[test]
+    fn what_is_not_like_what_was_made_is_not_touched() {
+        let (place, dir, victim) = scene();
+        let at = place.path().join("tree/it");
+        let own = OsStr::new("it");
+        let others: [&dyn Fn(); 3] =
+            [&|| symlink(&victim, &at).unwrap(), &|| fs::hard_link(&victim, &at).unwrap(), &|| {
+                mknodat(CWD, &at, FileType::Fifo, Mode::RUSR, 0).unwrap()
+            }];
+        for other in others {
+            other();
+            assert_eq!(made(&dir, own, FileType::Fifo).unwrap_err(), Errno::NOENT);
+            fs::remove_file(&at).unwrap();
+        }
+    }
+
+    #[test]
+    fn bytes_come_to_the_file_that_was_made_and_no_fifo_in_its_place_is_opened() {
+        let (place, dir, _) = scene();
+        let at = |name: &str| place.path().join("tree").join(name);
+        let mut replica = Replica::new(Tree::of(dir));
+        let name = || b"file".to_vec();
+        let what = What::Regular { len: 3 };
+        let changes = [
+            Change::Make { name: name(), what, meta: meta(0o640) },
+            Change::Update { name: name(), len: Some(3), meta: meta(0o640) },
+        ];
+        for change in changes {
+            replica.apply(change, || Ok(Vec::new())).unwrap();
+            fs::rename(at("file"), at("old")).unwrap();
+            mknodat(CWD, at("file"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+            // With somebody who reads it, it would not even make the writer wait.
+            let nonblock = libc::O_NONBLOCK;
+            let mut reader =
+                fs::OpenOptions::new().read(true).custom_flags(nonblock).open(at("file")).unwrap();
+            replica.apply(Change::Write { offset: 0 }, || Ok(b"new".to_vec())).unwrap();
+            replica.finish().unwrap();
+            assert_eq!(reader.read(&mut [0; 8]).unwrap(), 0);
+            assert_eq!(fs::read(at("old")).unwrap(), b"new");
+            assert_eq!(at("old").metadata().unwrap().mode() & 0o7777, 0o640);
+            let fifo = at("file").metadata().unwrap();
+            assert_eq!((fifo.uid(), fifo.mode() & 0o7777), (0, 0o600));
+            fs::rename(at("old"), at("file")).unwrap();
+        }
+    }
+
+    /// A tree that takes no devices changes none that somebody has put there.
+    #[test]
+    fn no_device_is_opened_to_others() {
+        let (place, dir, _) = scene();
+        let at = place.path().join("tree/it");
+        mknodat(CWD, &at, FileType::CharacterDevice, Mode::RUSR, 0x103).unwrap();
+        let mut replica = Replica::new(Tree::of(dir));
+        replica.forbid_rights();
+        let change = Change::Update { name: b"it".to_vec(), len: None, meta: meta(0o666) };
+        assert!(replica.apply(change, || Ok(Vec::new())).is_err());
+        let seen = at.metadata().unwrap();
+        assert_eq!((seen.uid(), seen.mode() & 0o7777), (0, 0o400));
+    }
 }

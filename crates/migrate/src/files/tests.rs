@@ -6,6 +6,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
 use std::process::Command;
 
+use torpor_kernel::tree::Tree;
+
 use super::*;
 
 struct Pair {
@@ -19,7 +21,7 @@ impl Pair {
     fn new() -> Self {
         let [here, there] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         let (mirror, copy) =
-            (Mirror::new(here.path()).unwrap(), Replica::new(there.path()).unwrap());
+            (Mirror::new(here.path()).unwrap(), Replica::new(Tree::at(there.path()).unwrap()));
         Self { here, there, mirror, copy }
     }
 
