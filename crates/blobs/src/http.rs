@@ -11,9 +11,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use ureq::http::{Request, Response};
+use ureq::http::uri::Scheme;
+use ureq::http::{Request, Response, Uri};
 use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider, parse_pem};
-use ureq::{Agent, Body, BodyReader};
+use ureq::{Agent, Body, BodyReader, ResponseExt};
 
 use crate::error::{Context, Error, Result};
 use crate::{date, interrupt, traffic};
@@ -140,11 +141,12 @@ impl Client {
         Self { login: login.cloned(), ..self }
     }
 
-    /// Makes a request, again if it fails in a way that may pass, and with credentials if they
-    /// are asked for.
+    /// Makes a request, again if it fails in a way that may pass, and with credentials if the host
+    /// asks for them.
     ///
     /// # Errors
-    /// If the server does not answer, or does not take the credentials.
+    /// If the server does not answer, or does not take the credentials; if a place that it leads to asks for them, or it
+    /// has them sent in plain.
     pub fn call(&self, call: &Call<'_>) -> Result<Response<Body>> {
         let asked = || {
             let answer = self.patient(call, self.authorization().as_deref());
@@ -154,11 +156,29 @@ impl Client {
         if answer.status() != 401 {
             return Ok(answer);
         }
+        let own = self.own(call.url, answer.get_uri())?;
         // The first time, or the token is good no more.
         let wanted = answer.headers().get("www-authenticate");
         let wanted = wanted.and_then(|value| value.to_str().ok()).unwrap_or_default();
-        self.authorize(wanted)?;
+        self.authorize(wanted, &own)?;
         asked()
+    }
+
+    /// The address that was asked, if the answer of somebody who wants to know who calls came from its host, and by the same
+    /// way. Where that sends a request is another host, or somebody who has changed the answer on the way: the password
+    /// is none of theirs.
+    fn own(&self, asked: &str, answered: &Uri) -> Result<Uri> {
+        let own: Uri = asked.parse().map_err(|error| Error::new(format!("{asked}: {error}")))?;
+        if (own.scheme(), own.authority()) == (answered.scheme(), answered.authority()) {
+            return Ok(own);
+        }
+        // The rest of the address may be a secret.
+        let scheme = answered.scheme_str().unwrap_or_default();
+        let place = answered.authority().map_or("", |authority| authority.as_str());
+        Err(Error::new(format!(
+            "{} leads to {scheme}://{place}, which wants to know who calls: only the registry itself learns that",
+            self.host
+        )))
     }
 
     /// What `Authorization` says by now.
@@ -230,13 +250,13 @@ impl Client {
         refused(&self.host, call, answer)
     }
 
-    /// Gets what is asked for by a host that wants to know who calls.
-    fn authorize(&self, wanted: &str) -> Result<()> {
+    /// Gets what is asked for by a host that wants to know who calls, and was asked at the address `own`.
+    fn authorize(&self, wanted: &str, own: &Uri) -> Result<()> {
         let known = self.login.clone().or_else(|| credentials(&self.host));
         let basic = known.map(|known| format!("Basic {}", known.auth()));
         let value = match wanted.split_once(' ') {
             Some((scheme, rest)) if scheme.eq_ignore_ascii_case("bearer") => {
-                Some(format!("Bearer {}", self.token(rest, basic.as_deref())?))
+                Some(format!("Bearer {}", self.token(rest, own, basic.as_deref())?))
             }
             _ => basic,
         };
@@ -248,12 +268,20 @@ impl Client {
         Ok(())
     }
 
-    fn token(&self, wanted: &str, basic: Option<&str>) -> Result<String> {
+    /// The token of whoever gives them for the host that was asked at `own`: by TLS, if that was.
+    fn token(&self, wanted: &str, own: &Uri, basic: Option<&str>) -> Result<String> {
         let field = |name: &str| {
             let start = wanted.find(&format!("{name}=\""))? + name.len() + 2;
             wanted[start..].split('"').next()
         };
         let realm = field("realm").ok_or_else(|| Error::new("a challenge without a realm"))?;
+        if own.scheme() == Some(&Scheme::HTTPS) && !is_by_tls(realm) {
+            return Err(Error::new(format!(
+                "{} wants to know who calls at {realm}: whoever listens on the way would learn it",
+                self.host
+            ))
+            .hint("the realm of a registry with TLS has to begin with https://"));
+        }
         let mut url = format!("{realm}?");
         for name in ["service", "scope"] {
             if let Some(value) = field(name) {
@@ -273,6 +301,11 @@ impl Client {
         let token = said["token"].as_str().or_else(|| said["access_token"].as_str());
         token.map(str::to_owned).ok_or_else(|| Error::new(format!("{realm} gives no token")))
     }
+}
+
+/// Whether nobody on the way to an address learns what is said there.
+fn is_by_tls(address: &str) -> bool {
+    address.parse().is_ok_and(|address: Uri| address.scheme() == Some(&Scheme::HTTPS))
 }
 
 /// Why the answer of `host` is none that was expected.
@@ -637,6 +670,80 @@ mod tests {
         });
         let who: Vec<&str> = who.collect();
         assert_eq!(who, ["", "", "one", "one", "one", "", "", "two"], "{asked:#?}");
+    }
+
+    /// The values of the header `Authorization` in requests.
+    fn authorizations(asked: &[String]) -> Vec<&str> {
+        let lines = asked.iter().flat_map(|head| head.lines());
+        let values = lines.filter_map(|line| line.split_once(": "));
+        values
+            .filter(|(name, _)| name.eq_ignore_ascii_case("authorization"))
+            .map(|it| it.1)
+            .collect()
+    }
+
+    fn alice() -> Login {
+        Login::new("alice", "secret")
+    }
+
+    /// What a registry sends a request to is not the registry, nor is somebody who has written the answer on the way.
+    #[test]
+    fn who_is_led_to_somebody_else_does_not_say_there_who_calls() {
+        for scheme in ["Bearer", "Basic"] {
+            let elsewhere = Answers::start(|host| {
+                let realm = format!("Www-Authenticate: {scheme} realm=\"http://{host}/token\"\r\n");
+                let token = answer("200 OK", "", "{\"token\":\"theirs\"}");
+                vec![answer("401 Who", &realm, ""), token]
+            });
+            let to = format!("Location: http://{}/blob?signature=s3\r\n", elsewhere.host);
+            let registry = Answers::start(|_| {
+                let leads = || answer("307 There", &to, "");
+                vec![leads(), leads()]
+            });
+            let client = Client::new(&registry.host).with_login(Some(&alice()));
+            let url = format!("http://{}/v2/app/blobs/x", registry.host);
+            let error = client.expect(&Call::new("GET", &url), &[200]).unwrap_err().to_string();
+            let place = format!("leads to http://{}, which", elsewhere.host);
+            assert!(error.contains(&place) && !error.contains("s3"), "{error}");
+            let asked = [registry.asked(), elsewhere.asked()];
+            assert_eq!([asked[0].len(), asked[1].len()], [1, 1], "{asked:#?}");
+            assert!(asked.iter().all(|asked| authorizations(asked).is_empty()), "{asked:#?}");
+        }
+    }
+
+    /// The tokens of Docker's registry, for one, are given by another host.
+    #[test]
+    fn tokens_are_given_by_another_host_if_the_registry_says_so() {
+        let realm = Answers::start(|_| vec![answer("200 OK", "", "{\"token\":\"one\"}")]);
+        let who = format!("Www-Authenticate: Bearer realm=\"http://{}/token\"\r\n", realm.host);
+        let registry =
+            Answers::start(|_| vec![answer("401 Who", &who, ""), answer("200 OK", "", "fine")]);
+        let client = Client::new(&registry.host).with_login(Some(&alice()));
+        let url = format!("http://{}/", registry.host);
+        client.expect(&Call::new("GET", &url), &[200]).unwrap();
+        let basic = format!("Basic {}", alice().auth());
+        assert_eq!(authorizations(&realm.asked()), [basic]);
+        assert_eq!(authorizations(&registry.asked()), ["Bearer one"]);
+    }
+
+    #[test]
+    fn what_a_registry_is_told_by_tls_is_told_to_nobody_in_plain() {
+        let realm = Answers::start(|_| vec![answer("200 OK", "", "{\"token\":\"one\"}")]);
+        let wanted = format!("Bearer realm=\"http://{}/token\"", realm.host);
+        let client = Client::new("registry.example").with_login(Some(&alice()));
+        let own = Uri::from_static("https://registry.example/v2/");
+        let error = client.authorize(&wanted, &own).unwrap_err();
+        assert!(error.to_string().contains("would learn it") && error.hint.is_some(), "{error}");
+        assert_eq!((realm.asked().len(), client.authorization()), (0, None));
+        for (address, is_so) in [
+            ("https://auth.docker.io/token", true),
+            ("HTTPS://auth.example/token", true),
+            ("http://auth.example/https://", false),
+            ("auth.example/token", false),
+            ("", false),
+        ] {
+            assert_eq!(is_by_tls(address), is_so, "{address}");
+        }
     }
 
     #[test]
