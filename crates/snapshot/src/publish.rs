@@ -1,7 +1,7 @@
 //! From the images of a dump to a snapshot in its place.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::time::Duration;
@@ -205,10 +205,7 @@ fn small(parts: &Parts<'_>) -> Result<Blob> {
         (None, _) => None,
         (Some(archive), None) => Some((archive::CHANGES, archive)),
         (Some(archive), Some(seal)) => {
-            seal.write_changes(&sealed, |to| {
-                let copied = File::open(archive).and_then(|mut from| io::copy(&mut from, to));
-                copied.map(drop).context(what)
-            })?;
+            seal_changes(parts, seal, archive, &sealed)?;
             Some((sealed::CHANGES, sealed.as_path()))
         }
     };
@@ -223,6 +220,16 @@ fn small(parts: &Parts<'_>) -> Result<Blob> {
     let media_type = TAR_ZSTD.to_owned();
     let descriptor = Descriptor { media_type, digest, size, annotations: BTreeMap::new() };
     Ok(Blob { descriptor, diff_id, content: Some(content) })
+}
+
+/// Seals the archive of changed files, for a file of the small layer.
+fn seal_changes(parts: &Parts<'_>, seal: &Seal, archive: &Path, to: &Path) -> Result<()> {
+    let what = || "sealing the changed files";
+    let mut from = File::open(archive).context(what)?;
+    seal.write_changes(to, |to| io::copy(&mut from, to).map(drop).context(what))?;
+    let [len, size] = [fs::metadata(archive), fs::metadata(to)];
+    let (len, size) = (len.context(what)?.len(), size.context(what)?.len());
+    if len > archive::most(size) { Err(unreadable(parts, len, size)?) } else { Ok(()) }
 }
 
 /// Why no start would read the small layer: `len` bytes that are packed in `size`.
@@ -341,7 +348,6 @@ fn new_number(others: &[(&Pack, &Descriptor)]) -> Result<u32> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use std::fs;
     use std::io::Read;
     use std::path::PathBuf;
 
@@ -350,6 +356,7 @@ mod tests {
     use torpor_images::dir::EXTENDED_VERSION;
     use torpor_images::kind;
     use torpor_images::proto::InventoryEntry;
+    use torpor_seal::keys::AgeIdentity;
 
     use super::*;
     use crate::description::VERSION;
@@ -442,6 +449,13 @@ mod tests {
 
         let changes = self::changes(dir.path(), 0, long);
         let said = layer(dir.path(), &changes).err().unwrap().to_string();
+        assert!(said.contains("no start could unpack") && said.contains("/var/zeros"), "{said}");
+        // Nor where they are sealed.
+        let recipient = AgeIdentity::generate().unwrap().0.recipient().to_string();
+        let seal = Seal::new(&[recipient]).unwrap().unwrap();
+        let images = dir.path().join("images");
+        let parts = Parts { seal: Some(&seal), ..parts(&images, Some(&changes), dir.path()) };
+        let said = small(&parts).err().unwrap().to_string();
         assert!(said.contains("no start could unpack") && said.contains("/var/zeros"), "{said}");
     }
 }

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Cursor, Read, Write};
+use std::io::{BufReader, BufWriter, Cursor, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
 use base64::Engine;
@@ -16,6 +16,7 @@ use torpor_seal::{Checkpoint, Header, MasterKey, Suite};
 
 use crate::description::{Description, Origin, SEALED_VERSION};
 use crate::error::{Context, Error, Result};
+use crate::{archive, progress};
 
 /// The sealed archive of what the container has changed in its files.
 pub const CHANGES: &str = "rootfs-diff.tar.sealed";
@@ -228,18 +229,19 @@ impl Hidden {
         let what = || "the sealed description of the snapshot";
         let sealed = Cursor::new(binary(&self.container)?);
         let mut text = Vec::new();
-        read(checkpoint, CONTAINER, sealed, &mut |from| {
-            from.take(MAX_CONTAINER).read_to_end(&mut text).map(drop).context(what)
+        read(checkpoint, CONTAINER, (sealed, MAX_CONTAINER), &mut |from| {
+            from.read_to_end(&mut text).map(drop).context(what)
         })?;
         serde_json::from_slice(&text).context(what)
     }
 }
 
 impl Opened {
-    /// Reads the archive of changed files, if the container has changed any.
+    /// Reads the archive of changed files, if the container has changed any. Who has no key may not know how large it
+    /// becomes, and everybody can seal for who has one: it is no larger than one that lies in plain may be.
     ///
     /// # Errors
-    /// If it is not what was sealed, or is not there.
+    /// If it is not what was sealed, is too large, or is not there.
     pub(crate) fn read_changes(
         &self,
         file: &Path,
@@ -248,8 +250,10 @@ impl Opened {
         if !self.changes {
             return Ok(());
         }
-        let from = BufReader::new(File::open(file).context(|| "the sealed changes of files")?);
-        read(&self.checkpoint, CHANGES, from, content)
+        let what = || "the sealed changes of files";
+        let file = File::open(file).context(what)?;
+        let most = archive::most(file.metadata().context(what)?.len());
+        read(&self.checkpoint, CHANGES, (BufReader::new(file), most), content)
     }
 }
 
@@ -258,14 +262,72 @@ fn binary(text: &str) -> Result<Vec<u8>> {
     decoded.map_err(|error| Error::new(format!("what is sealed of the snapshot: {error}")))
 }
 
-/// Opens and unpacks what was sealed under `name`.
-fn read<R: Read + std::io::Seek>(
+/// Opens and unpacks what was sealed under `name`, which may become so many bytes.
+fn read<R: Read + Seek>(
     checkpoint: &Checkpoint,
     name: &str,
-    from: R,
+    (from, most): (R, u64),
     content: &mut dyn FnMut(&mut dyn Read) -> Result<()>,
 ) -> Result<()> {
     let what = || "opening the snapshot";
     let packed = checkpoint.reader(name, from).context(what)?;
-    content(&mut zstd::Decoder::new(packed).context(what)?)
+    let mut plain = zstd::Decoder::new(packed).context(what)?.take(most.saturating_add(1));
+    let done = content(&mut plain);
+    // What is cut looks damaged.
+    match plain.limit() {
+        0 => Err(Error::new(format!(
+            "what is sealed as {name} is more than {}, the most that is unpacked of it",
+            progress::size(most)
+        ))),
+        _ => done,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::{fs, io};
+
+    use tar::{Builder, EntryType};
+    use torpor_seal::keys::AgeIdentity;
+
+    use super::*;
+    use crate::changes::{self, SetId};
+
+    /// Whoever knows for whom to seal can send little that becomes much.
+    #[test]
+    fn changed_files_do_not_fill_the_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        let recipient = AgeIdentity::generate().unwrap().0.recipient();
+        let (file, most) = (dir.path().join("sealed"), archive::most(1));
+        // An archive has a block in front of the file, and two behind it, of which one is read.
+        let sizes = [(most - 3 * 512, true), (most - 512, false), (most * 4, false)];
+        for (number, (size, is_taken)) in sizes.into_iter().enumerate() {
+            let seal = Seal::new(&[recipient.to_string()]).unwrap().unwrap();
+            seal.write_changes(&file, |to| {
+                let mut archive = Builder::new(to);
+                let mut head = archive::header(EntryType::Regular, size, 0o600);
+                head.set_uid(0);
+                head.set_gid(0);
+                archive.append_data(&mut head, "zeros", io::repeat(0).take(size)).unwrap();
+                archive.finish().context(|| "the archive")
+            })
+            .unwrap();
+            assert_eq!(archive::most(fs::metadata(&file).unwrap().len()), most);
+            let opened = Opened { checkpoint: seal.checkpoint, changes: true };
+            let upper = dir.path().join(number.to_string());
+            fs::create_dir(&upper).unwrap();
+            let read =
+                opened.read_changes(&file, &mut |from| changes::apply(from, &upper, SetId::Taken));
+            let found = fs::metadata(upper.join("zeros")).unwrap().len();
+            assert!(found <= most, "{found}");
+            match is_taken {
+                true => read.unwrap(),
+                false => {
+                    let said = read.unwrap_err().to_string();
+                    assert!(said.contains("the most that is unpacked of it"), "{said}");
+                }
+            }
+        }
+    }
 }
