@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_NOW, utimensat};
+use serde::{Deserialize, Serialize};
 use torpor_blobs::oci::{Descriptor, hex_of};
 
 use crate::error::{Context, Result};
@@ -22,6 +23,34 @@ const MOST: u64 = 10 << 30;
 /// How much of a file system the cache leaves free, and at most which part of it.
 const FREE: u64 = 64 << 20;
 const PART: u64 = 16;
+
+/// Under which names the packs of a snapshot are in the cache. Which pack has what in it is the word of the snapshot: one
+/// that is not believed puts nothing into the files of others, and finds nothing of theirs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Names {
+    /// Those that all snapshots have them under which are believed: their digests.
+    Common,
+    /// Those of the snapshot alone whose manifest has this digest.
+    Own(String),
+}
+
+impl Names {
+    /// Those for the snapshot whose manifest has this digest, and which is believed or not.
+    #[must_use]
+    pub fn of(manifest: &str, is_believed: bool) -> Self {
+        if is_believed { Self::Common } else { Self::Own(manifest.to_owned()) }
+    }
+
+    /// The name of the pack with this digest.
+    #[must_use]
+    pub(crate) fn name(&self, pack: &str) -> String {
+        let hex = |digest| hex_of(digest).unwrap_or("none");
+        match self {
+            Self::Common => hex(pack).to_owned(),
+            Self::Own(manifest) => format!("{}-{}", hex(pack), hex(manifest)),
+        }
+    }
+}
 
 /// The directories of packs: what containers need is linked to these, which works on one file system only. The
 /// second one is where the containers' files are.
@@ -246,6 +275,16 @@ mod tests {
         assert_eq!(evict_to(&dirs, 3 * 8192, 0).unwrap(), 0);
         assert_eq!(evict_to(&dirs, 8192 + 4096, 0).unwrap(), 2 * 8192);
         assert!(packs.join("a").exists());
+    }
+
+    #[test]
+    fn who_is_not_believed_has_files_of_its_own() {
+        let [pack, one, other] = ["pack", "one", "other"].map(|text| oci::sha256(text.as_bytes()));
+        let name = |manifest: &str, is_believed| Names::of(manifest, is_believed).name(&pack);
+        assert_eq!(name(&one, true), name(&other, true));
+        assert_eq!(name(&one, false), name(&one, false));
+        assert_ne!(name(&one, false), name(&one, true));
+        assert_ne!(name(&one, false), name(&other, false));
     }
 
     #[test]

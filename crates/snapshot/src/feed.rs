@@ -25,7 +25,7 @@ use torpor_images::feed::{PATIENT, REQUEST, SOCKET};
 use torpor_kernel::proc::children_of;
 use torpor_worker::tell;
 
-use crate::cache;
+use crate::cache::{self, Names};
 use crate::description::Description;
 use crate::error::{Context, Error, Result};
 use crate::events::Notes;
@@ -51,6 +51,8 @@ const UNANSWERED: &str = "unanswered";
 const MANIFEST: &str = "manifest.json";
 /// What is said of its packs.
 const DESCRIPTION: &str = "packs.json";
+/// Under which names they are in the cache.
+const NAMES: &str = "names.json";
 /// Its reference.
 const REFERENCE: &str = "reference";
 
@@ -108,7 +110,7 @@ impl Prepared {
 /// What is said to be done where it cannot be started.
 const STARTING: &str = "starting the process that fetches pages";
 
-/// Prepares the process for the container whose files are in `dir`. The place of the snapshot was asked already for all that
+/// Prepares the process for the container whose files are in `dir`, and its packs in the cache under these `names`. The place of the snapshot was asked already for all that
 /// it needs before it begins.
 ///
 /// # Errors
@@ -116,6 +118,7 @@ const STARTING: &str = "starting the process that fetches pages";
 pub fn prepare(
     reference: &Reference,
     (description, manifest): (&Description, &Manifest),
+    names: &Names,
     dir: &Path,
 ) -> Result<Prepared> {
     let what = || STARTING;
@@ -123,6 +126,8 @@ pub fn prepare(
     fs::write(dir.join(MANIFEST), text).context(what)?;
     let text = serde_json::to_vec(&description.of_packs()).context(what)?;
     fs::write(dir.join(DESCRIPTION), text).context(what)?;
+    let text = serde_json::to_vec(names).context(what)?;
+    fs::write(dir.join(NAMES), text).context(what)?;
     fs::write(dir.join(REFERENCE), reference.absolute().to_string()).context(what)?;
     let listener = listen(&dir.join("images"))?;
     let log = dir.join("feed.log");
@@ -269,13 +274,15 @@ fn is_registered(smaps: &[u8]) -> bool {
     flags.any(|flags| flags.split(|&byte| byte == b' ').any(|flag| flag == b"um"))
 }
 
-/// What [`prepare`] has left in `dir`: where the snapshot is, its manifest, and what is said of its packs.
-fn prepared(dir: &Path) -> Result<(Reference, Manifest, Description)> {
+/// What [`prepare`] has left in `dir`: where the snapshot is, its manifest, what is said of its packs, and their names in
+/// the cache.
+fn prepared(dir: &Path) -> Result<(Reference, Manifest, Description, Names)> {
     let read = |name: &str| fs::read_to_string(dir.join(name)).context(|| name.to_owned());
     let reference: Reference = read(REFERENCE)?.parse().map_err(Error::new)?;
     let manifest = Manifest::parse(read(MANIFEST)?.as_bytes())?;
     let description = serde_json::from_str(&read(DESCRIPTION)?).context(|| DESCRIPTION)?;
-    Ok((reference, manifest, description))
+    let names = serde_json::from_str(&read(NAMES)?).context(|| NAMES)?;
+    Ok((reference, manifest, description, names))
 }
 
 /// Serves the container whose files are in `dir`, at the socket that is the standard input.
@@ -289,10 +296,10 @@ pub fn serve(dir: &Path) -> Result<()> {
     let dir = &Path::new("/proc/self/fd").join(own.as_raw_fd().to_string());
     let listener = io::stdin().as_fd().try_clone_to_owned().context(what)?;
     let listener = UnixListener::from(listener);
-    let (reference, manifest, description) = prepared(dir).context(what)?;
+    let (reference, manifest, description, names) = prepared(dir).context(what)?;
     let store = store::open(&reference)?;
     let images = dir.join("images");
-    let fetch = Fetch::new(&*store, (&description, &manifest), &images, true)?;
+    let fetch = Fetch::new(&*store, (&description, &manifest), &images, Some(&names))?;
     let fetch = fetch.noting(Notes::create(dir)?).waiting_with(dir.join("config.json"));
     fetch.hold()?;
     // Whoever has started it may not wait for that.

@@ -18,6 +18,7 @@ use torpor_blobs::oci::{Descriptor, Manifest};
 use torpor_images::ImageDir;
 use torpor_worker::tell;
 
+use crate::cache::Names;
 use crate::description::Description;
 use crate::error::{Context, Error, Result};
 use crate::events::Notes;
@@ -74,7 +75,7 @@ pub struct Fetch<'s> {
 
 impl<'s> Fetch<'s> {
     /// The packs of `manifest`, of which the images in `dir` say what they need. They are put
-    /// there; into the cache as well, if `cached`.
+    /// there; into the cache as well, if they are `cached` under these names.
     ///
     /// # Errors
     /// Damaged images; no place.
@@ -82,21 +83,21 @@ impl<'s> Fetch<'s> {
         store: &'s dyn Store,
         (description, manifest): (&Description, &Manifest),
         dir: &Path,
-        cached: bool,
+        cached: Option<&Names>,
     ) -> Result<Self> {
         let place = File::open(dir).context(|| dir.display().to_string())?;
         let wanted = match description.sealed {
-            true => sealed_pack::wanted(description, manifest, dir)?,
-            false => wanted::wanted(description, manifest, &ImageDir::open(dir)?)?,
+            true => sealed_pack::wanted(description, manifest, dir, cached.is_some())?,
+            false => wanted::wanted(description, manifest, &ImageDir::open(dir)?, cached)?,
         };
-        let packs = wanted.into_iter().map(|wanted| ComingPack::open(dir, wanted, cached));
+        let packs = wanted.into_iter().map(|wanted| ComingPack::open(dir, wanted));
         let packs = packs.collect::<Result<Vec<_>>>()?;
         let (requests, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
         Ok(Self {
             store,
             place,
             packs,
-            cached,
+            cached: cached.is_some(),
             requests,
             bytes,
             unforeseen: AtomicU64::new(0),
@@ -484,8 +485,7 @@ mod tests {
             annotations: BTreeMap::new(),
         };
         let chunks = (0..count).map(chunk).collect();
-        ComingPack::open(dir, Wanted { blob, chunks, cached: [(1, String::new())].into() }, false)
-            .unwrap()
+        ComingPack::open(dir, Wanted { blob, chunks, cached: [(1, None)].into() }).unwrap()
     }
 
     fn fetch<'s>(store: &'s Restarted, dir: &Path, pack: ComingPack) -> Fetch<'s> {

@@ -119,7 +119,7 @@ fn append(
     Ok(size)
 }
 
-/// What the images in `dir` need of the pack: all of it.
+/// What the images in `dir` need of the pack: all of it. Its files may be `cached`.
 ///
 /// # Errors
 /// If the list is not there, or makes no sense.
@@ -127,15 +127,17 @@ pub(crate) fn wanted(
     description: &Description,
     manifest: &Manifest,
     dir: &Path,
+    cached: bool,
 ) -> Result<Vec<Wanted>> {
     let what = || "the list of the sealed pages";
     let list = fs::read(dir.with_file_name(LIST)).context(what)?;
     let (_, blob) = description.layers(manifest)?.first().copied().ok_or_else(wrong)?;
     let chunks = parse(&list)?;
-    // What is in a file is the word of its list.
-    let name = oci::sha256(&list).replace(':', "-");
-    let cached = chunks.iter().map(|chunk| (chunk.file, format!("{name}-{}", chunk.file)));
-    Ok(vec![Wanted { blob: blob.clone(), cached: cached.collect(), chunks }])
+    // What is in a file is the word of its list, so whoever has the same list means the same, believed or not.
+    let list = oci::sha256(&list).replace(':', "-");
+    let name = |file: u32| cached.then(|| format!("{list}-{file}"));
+    let cached = chunks.iter().map(|chunk| (chunk.file, name(chunk.file))).collect();
+    Ok(vec![Wanted { blob: blob.clone(), cached, chunks }])
 }
 
 /// The blocks of a list in the order of their places in the files, of which they leave nothing out.
@@ -308,7 +310,7 @@ mod tests {
         unpack::container(&packed, None, &upper, set_id).unwrap();
         let images = dir.path().join("container/images");
         assert_eq!(fs::read_dir(&images).unwrap().count(), 0, "all of it is memory");
-        let fetch = Fetch::new(&*store, (&description, &manifest), &images, false).unwrap();
+        let fetch = Fetch::new(&*store, (&description, &manifest), &images, None).unwrap();
         fetch.working_set().unwrap();
         let has = |range| fetch.comes(1, &range, std::time::Duration::ZERO);
         assert!(has(2 * BLOCK..3 * BLOCK) && !has(0..1));

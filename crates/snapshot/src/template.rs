@@ -14,6 +14,7 @@ use torpor_blobs::{self as store, Store};
 use torpor_images::kind;
 use torpor_worker::logs;
 
+use crate::cache::Names;
 use crate::description::Description;
 use crate::error::{Context, Error, Result};
 use crate::fetch::Fetch;
@@ -130,12 +131,13 @@ pub(crate) fn was_used(work: &Path) -> bool {
     !log.is_empty() && !log.contains("the template is not used")
 }
 
-/// Makes a template that ends with the value that is returned, of a snapshot whose small layer is `packed`.
+/// Makes a template that ends with the value that is returned, of a snapshot whose small layer is `packed`. Its packs are
+/// `cached` under these names, if at all.
 ///
 /// # Errors
 /// If the snapshot cannot be had or restored so.
 pub(crate) fn for_batch(
-    reference: &Reference,
+    cached: Option<&Names>,
     store: &dyn Store,
     snapshot: (&Description, &Manifest),
     packed: &File,
@@ -145,14 +147,14 @@ pub(crate) fn for_batch(
     places::make(&dir)?;
     let batch = Some(places::claim(&dir)?);
     let template = Template { dir, batch };
-    fill(&template.dir, reference, store, snapshot, packed)?;
+    fill(&template.dir, cached, store, snapshot, packed)?;
     Ok(template)
 }
 
 /// Makes the template in `dir`.
 fn fill(
     dir: &Path,
-    reference: &Reference,
+    cached: Option<&Names>,
     store: &dyn Store,
     (description, manifest): (&Description, &Manifest),
     packed: &File,
@@ -165,8 +167,7 @@ fn fill(
     let changes = dir.join(archive::CHANGES);
     unpack::images(packed, &images, (archive::CHANGES, &changes))?;
     let _ = fs::remove_file(changes);
-    let remote = !reference.is_near();
-    Fetch::new(store, (description, manifest), &images, remote)?.shown()?;
+    Fetch::new(store, (description, manifest), &images, cached)?.shown()?;
     let mut engine = Command::new(places::engine()?.join("criu"));
     engine.args(["restore", "--images-dir"]).arg(&images).arg("--work-dir").arg(dir);
     engine.args(["--log-file", "keep.log", "-v4", "--keep-template"]).arg(dir.join(PROCESS));
@@ -204,8 +205,10 @@ pub fn keep(args: &KeepArgs) -> Result<ExitCode> {
         places::make(&new)?;
         let claim = places::claim(&new)?;
         let snapshot = (&description, &manifest);
+        let names = Names::of(&digest, places::has_made(&digest));
+        let cached = (!args.reference.is_near()).then_some(&names);
         let done = unpack::fetch(&*store, &manifest, &new)
-            .and_then(|packed| fill(&new, &args.reference, &*store, snapshot, &packed))
+            .and_then(|packed| fill(&new, cached, &*store, snapshot, &packed))
             .and_then(|()| fs::write(new.join(DIGEST), &digest).context(|| "noting the template"));
         if let Err(error) = done {
             end(&new);

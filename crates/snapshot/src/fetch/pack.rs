@@ -21,8 +21,8 @@ use crate::stored::extent;
 #[derive(Debug)]
 pub(super) struct Pages {
     pub(super) file: File,
-    /// What it is called in the cache.
-    cached: String,
+    /// What it is called in the cache, if it is there.
+    cached: Option<String>,
 }
 
 /// Where a chunk is.
@@ -67,8 +67,8 @@ impl Drop for Coming<'_> {
 }
 
 impl ComingPack {
-    /// The files of `wanted` beside the images in `dir`, in the cache as well if they are `cached`.
-    pub(super) fn open(dir: &Path, wanted: Wanted, cached: bool) -> Result<Self> {
+    /// The files of `wanted` beside the images in `dir`, in the cache as well if they are to be there.
+    pub(super) fn open(dir: &Path, wanted: Wanted) -> Result<Self> {
         let Wanted { blob, chunks, cached: names } = wanted;
         if chunks.iter().any(|chunk| extent(&chunk.range()).end > blob.size) {
             return Err(Error::new("the index of the pages leads out of a pack"));
@@ -77,7 +77,7 @@ impl ComingPack {
         for (number, name) in names {
             let of_file = chunks.iter().filter(|chunk| chunk.file == number);
             let len = of_file.map(Chunk::end).max().unwrap_or(0);
-            let file = open(dir, number, len, cached.then_some(name.as_str()))?;
+            let file = open(dir, number, len, name.as_deref())?;
             files.insert(number, Pages { file, cached: name });
         }
         let stages = Mutex::new(vec![Stage::Away; chunks.len()]);
@@ -186,7 +186,7 @@ impl ComingPack {
 
 impl Pages {
     /// Fails if a part would be written over another one that a container needs. Which pack a file of the cache is,
-    /// and what has to be in it, are words of a snapshot, and another one's may be different.
+    /// and what has to be in it, are words of snapshots that are believed, or of one: they mean the same, unless one of them is wrong.
     pub(super) fn check_place(&self, offset: u64, data: &[u8]) -> Result<()> {
         if !cache::is_shared(&self.file)? {
             return Ok(());
@@ -197,7 +197,7 @@ impl Pages {
         if there.iter().zip(data).all(|(old, new)| *old == 0 || old == new) {
             return Ok(());
         }
-        let name = &self.cached;
+        let name = self.cached.as_deref().unwrap_or_default();
         cache::forget(name);
         let text = format!(
             "the cache has something else at {offset} of the pack {name}, which another container needs"
@@ -235,7 +235,7 @@ mod tests {
         fs::write(&cached, b"good\0\0\0\0").unwrap();
         fs::hard_link(&cached, &own).unwrap();
         let file = File::options().read(true).write(true).open(&own).unwrap();
-        let pages = Pages { file, cached: "none-of-the-cache".to_owned() };
+        let pages = Pages { file, cached: Some("none-of-the-cache".to_owned()) };
         // Nobody else needs it: it may be damaged.
         pages.check_place(0, b"evil").unwrap();
         fs::hard_link(&cached, &other).unwrap();

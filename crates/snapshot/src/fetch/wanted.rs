@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
-use torpor_blobs::oci::{Descriptor, Manifest, hex_of};
+use torpor_blobs::oci::{Descriptor, Manifest};
 use torpor_images::packed::Index;
 use torpor_images::pagemap::{Pagemap, Run, page_size};
 use torpor_images::proto::WorkingSetEntry;
@@ -11,6 +11,7 @@ use torpor_images::{ImageDir, kind};
 
 use super::GAP;
 use crate::archive::FIRST;
+use crate::cache::Names;
 use crate::description::Description;
 use crate::error::{Error, Result};
 use crate::pack::number_of;
@@ -50,8 +51,8 @@ pub(crate) struct Wanted {
     pub(crate) blob: Descriptor,
     /// In the order of their files, and in those of their offsets.
     pub(crate) chunks: Vec<Chunk>,
-    /// What its files are called in the cache, by their numbers.
-    pub(crate) cached: BTreeMap<u32, String>,
+    /// What its files are called in the cache, if they are there, by their numbers.
+    pub(crate) cached: BTreeMap<u32, Option<String>>,
 }
 
 /// A part of a pack.
@@ -60,11 +61,12 @@ type Extent = (u32, Range<u64>);
 /// The clusters of each pack by their offsets.
 type Chunks = HashMap<u32, BTreeMap<u64, Chunk>>;
 
-/// The clusters of the packs of `manifest` that the images need.
+/// The clusters of the packs of `manifest` that the images need. They are `cached` under these names, if at all.
 pub(super) fn wanted(
     description: &Description,
     manifest: &Manifest,
     images: &ImageDir,
+    cached: Option<&Names>,
 ) -> Result<Vec<Wanted>> {
     let (mut all, first) = clusters(images)?;
     let mut wanted = Vec::new();
@@ -77,7 +79,7 @@ pub(super) fn wanted(
             chunk.is_first =
                 next.is_some_and(|(file, part)| *file == chunk.file && part.start < chunk.end());
         }
-        let name = hex_of(&blob.digest).unwrap_or("none").to_owned();
+        let name = cached.map(|names| names.name(&blob.digest));
         let cached = BTreeMap::from([(pack.number, name)]);
         wanted.push(Wanted { blob: blob.clone(), chunks, cached });
     }

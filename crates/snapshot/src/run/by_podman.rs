@@ -37,15 +37,15 @@ impl Start<'_> {
         if !self.binds.is_empty() {
             return Err(Error::new("Podman mounts nothing more in a container that it restores"));
         }
-        let Snapshot { store, manifest, description, .. } = snapshot;
+        let Snapshot { store, manifest, description, names, .. } = snapshot;
         let store = &**store;
         // What belongs to the container has its own place then.
         let (work, _owner) = places::scratch(places::IMPORT)?;
         let dir = work.path().join("exported");
         let images =
             unpack::exported(snapshot.small(&self.args.reference)?, &dir, &podman::names())?;
-        let remote = !self.args.reference.is_near();
-        Fetch::new(store, (description, manifest), &images, remote)?.shown()?;
+        let cached = (!self.args.reference.is_near()).then_some(names);
+        Fetch::new(store, (description, manifest), &images, cached)?.shown()?;
         podman::adopt(&dir, self.hostname(), self.args.network.as_deref())?;
         let file = work.path().join("exported.tar");
         archive::write_all(&file, &dir)?;

@@ -172,7 +172,7 @@ impl Start<'_> {
     /// Has the packs of a snapshot be beside the images in `dir`: now, or by a process that brings them while the container
     /// runs.
     fn bring(&self, snapshot: &Snapshot, dir: &Path) -> Result<Option<Prepared>> {
-        let Snapshot { store, manifest, description, template, .. } = snapshot;
+        let Snapshot { store, manifest, description, names, template, .. } = snapshot;
         let images = dir.join("images");
         if let Some(template) = template {
             template.link_packs(&images)?;
@@ -182,16 +182,16 @@ impl Start<'_> {
             return Ok(None);
         }
         let is_near = self.args.reference.is_near();
-        let fetch = |is_cached| Fetch::new(&**store, (description, manifest), &images, is_cached);
+        let fetch = |cached| Fetch::new(&**store, (description, manifest), &images, cached);
         if self.args.prefetch == Prefetch::All {
-            fetch(!is_near)?.shown()?;
+            fetch((!is_near).then_some(names))?.shown()?;
             return Ok(None);
         }
         feed::hold(dir)?;
         // The engine opens the files of the packs when it starts.
-        let fetch = fetch(true)?;
+        let fetch = fetch(Some(names))?;
         fetch.check_room()?;
         fetch.hold()?;
-        feed::prepare(&self.args.reference, (description, manifest), dir).map(Some)
+        feed::prepare(&self.args.reference, (description, manifest), names, dir).map(Some)
     }
 }

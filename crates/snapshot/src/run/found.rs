@@ -11,6 +11,7 @@ use torpor_worker::tell;
 
 use super::{RunArgs, Start};
 use crate::belief::{Granted, Said};
+use crate::cache::Names;
 use crate::description::{Description, Origin};
 use crate::error::{Error, Result};
 use crate::patience::patiently;
@@ -68,6 +69,8 @@ pub(super) struct Snapshot {
     pub(super) description: Description,
     /// Whether somebody who is trusted has signed it, or it was made here.
     pub(super) is_believed: bool,
+    /// Under which names its packs are in the cache.
+    pub(super) names: Names,
     /// What opens its changed files, if they are sealed.
     pub(super) opened: Option<Opened>,
     /// What it is of.
@@ -100,19 +103,20 @@ impl Snapshot {
         fits::check(&description, &manifest, &base)?;
         // For when the place does not answer. That it cannot be noted is no reason not to start.
         let _ = places::note(&args.reference, &lasting);
-        let small = OnceCell::new();
+        let (small, names) = (OnceCell::new(), Names::of(&digest, is_believed));
         let mut template = template::find(&args.reference, &digest);
         let is_alike = matches!(base, Base::Bundle(_)) && !description.sealed;
         if template.is_none() && args.count > 1 && is_alike {
             interrupt::heed();
             let made = small::layer(&args.reference, &*store, &manifest).and_then(|packed| {
                 let packed = small.get_or_init(|| packed);
-                template::for_batch(&args.reference, &*store, (&description, &manifest), packed)
+                let cached = (!args.reference.is_near()).then_some(&names);
+                template::for_batch(cached, &*store, (&description, &manifest), packed)
             });
             // Without one each has its own memory.
             template = made.map_err(|error| tell!("They share no memory: {error}")).ok();
         }
-        Ok(Self { store, manifest, description, is_believed, opened, base, template, small })
+        Ok(Self { store, manifest, description, is_believed, names, opened, base, template, small })
     }
 
     /// Its small layer, fetched once for all containers that are started.

@@ -26,7 +26,7 @@ fn refused(fixture: &Fixture, more: &[&str], words: &[&str]) {
 }
 
 #[track_caller]
-fn copy(from: &Path, to: &Path) {
+pub fn copy(from: &Path, to: &Path) {
     assert!(Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
 }
 

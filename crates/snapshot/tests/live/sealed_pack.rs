@@ -20,7 +20,7 @@ use crate::sealed::{found, key, with_secrets};
 const LISTED: usize = 48;
 
 /// The files of the small layer in the store, by their names.
-fn small(fixture: &Fixture) -> BTreeMap<String, Vec<u8>> {
+pub fn small(fixture: &Fixture) -> BTreeMap<String, Vec<u8>> {
     let plain = zstd::decode_all(fs::File::open(fixture.layer(0)).unwrap()).unwrap();
     let mut files = BTreeMap::new();
     for entry in tar::Archive::new(plain.as_slice()).entries().unwrap() {
@@ -53,8 +53,8 @@ fn blocks(list: &[u8]) -> Vec<(u32, std::ops::Range<usize>, std::ops::Range<usiz
     entries.map(block).collect()
 }
 
-/// Gives the snapshot in the store other layers, as whoever may write there can.
-fn put(fixture: &Fixture, small: &BTreeMap<String, Vec<u8>>, pack: Option<&[u8]>) {
+/// The small layer with these files.
+pub fn layer_of(small: &BTreeMap<String, Vec<u8>>) -> Vec<u8> {
     let mut archive = tar::Builder::new(zstd::Encoder::new(Vec::new(), 3).unwrap());
     for (name, content) in small {
         let mut head = tar::Header::new_gnu();
@@ -62,7 +62,12 @@ fn put(fixture: &Fixture, small: &BTreeMap<String, Vec<u8>>, pack: Option<&[u8]>
         head.set_mode(0o600);
         archive.append_data(&mut head, name, content.as_slice()).unwrap();
     }
-    let small = archive.into_inner().unwrap().finish().unwrap();
+    archive.into_inner().unwrap().finish().unwrap()
+}
+
+/// Gives the snapshot in the store other layers, as whoever may write there can.
+fn put(fixture: &Fixture, small: &BTreeMap<String, Vec<u8>>, pack: Option<&[u8]>) {
+    let small = layer_of(small);
     let mut packs = serde_json::json!([]);
     fixture.change("latest", |manifest| {
         let layers = manifest["layers"].as_array_mut().unwrap();

@@ -1,12 +1,17 @@
 //! A snapshot whose list of pages was tampered with, and whose digests fit nevertheless: its next release takes pages by
-//! that list.
+//! that list. And one that says something else of a pack than other snapshots do that have the same pack.
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 
+use torpor_snapshot::archive::FIRST;
 use torpor_snapshot::{oci, stored};
 
-use crate::fixture::{Fixture, shown};
+use crate::belief::copy;
+use crate::fixture::{Fixture, shown, until};
+use crate::sealed_pack::{layer_of, small};
 
 /// The bytes of a cluster in the list, before its pages, and of the digest of a page.
 const LISTED: usize = 48;
@@ -82,4 +87,75 @@ fn a_list_that_names_other_pages_is_refused() {
         }
         fs::write(&index, &made).unwrap();
     }
+}
+
+/// Whoever makes the snapshot in the store knows which pack another one needs, and gives bytes of his own for it: has it say
+/// that the last cluster there is another one. What that is, and where.
+fn other_cluster(fixture: &Fixture) -> (u64, Vec<u8>) {
+    let plain = zstd::decode_all(fs::read(fixture.layer(1)).unwrap().as_slice()).unwrap();
+    let config = fixture.document(fixture.manifest()["config"]["digest"].as_str().unwrap());
+    let pack = &config["org.torpor.snapshot"]["packs"][0];
+    let number = |key: &str| usize::try_from(pack[key].as_u64().unwrap()).unwrap();
+    let list = &plain[number("list_offset")..number("list_offset") + number("list_size")];
+    let (mut last, mut next) = (0, 0);
+    while next < list.len() {
+        last = next;
+        next += LISTED + usize::from(list[last + 12]) * PAGE_SUM;
+    }
+    let offset = u64::from_le_bytes(list[last..last + 8].try_into().unwrap());
+    let size = u32::from_le_bytes(list[last + 8..last + 12].try_into().unwrap());
+    let sum = &list[last + 16..last + LISTED];
+    let start = usize::try_from(FIRST + offset).unwrap();
+    let mut cluster = plain[start..start + size as usize].to_vec();
+    let middle = FIRST + offset + u64::from(size / 2);
+    let byte = &mut cluster[size as usize / 2];
+    *byte = !*byte;
+    let blob = fs::File::options().write(true).open(fixture.layer(1)).unwrap();
+    blob.write_all_at(&[*byte], stored::extent(&(middle..middle + 1)).start).unwrap();
+    let other = oci::sha256(&cluster);
+    let other = other.trim_start_matches("sha256:").as_bytes().chunks(2);
+    let other = other.map(|byte| u8::from_str_radix(str::from_utf8(byte).unwrap(), 16).unwrap());
+    let other: Vec<u8> = other.collect();
+    let (mut small, mut found) = (small(fixture), 0);
+    for content in small.values_mut() {
+        while let Some(at) = content.windows(sum.len()).position(|part| part == sum) {
+            content[at..at + sum.len()].copy_from_slice(&other);
+            found += 1;
+        }
+    }
+    assert!(found > 0, "no image has the digest of the cluster");
+    fixture.change("latest", |manifest| {
+        fixture.put(&layer_of(&small), &mut manifest["layers"][0]);
+    });
+    (offset, cluster)
+}
+
+/// What a snapshot that nobody believes says of a pack, and brings for it, is nothing to others that have the same pack.
+#[test]
+fn a_stranger_puts_nothing_into_the_packs_of_others() {
+    let fixture = Fixture::new("poisoned", 500);
+    let reference = fixture.reference();
+    fixture.create(&reference, &["--no-trial"]);
+    copy(&fixture.path("store"), &fixture.path("own"));
+    let (offset, cluster) = other_cluster(&fixture);
+    let packs = fixture.path("cache/packs");
+    let _ = fs::remove_dir_all(&packs);
+    let from = format!("runc:{}", fixture.path("bundle").display());
+    // It may end when it needs that cluster.
+    let stranger =
+        fixture.try_run(&reference, "stranger", &["--policy", "Always", "--from", &from]);
+    let has_it = |path: &Path| {
+        let mut there = vec![0; cluster.len()];
+        let file = fs::File::open(path).unwrap();
+        file.read_exact_at(&mut there, offset).is_ok() && there == cluster
+    };
+    let kept = || fs::read_dir(&packs).unwrap().flatten().map(|entry| entry.path());
+    until(&shown(&stranger), || kept().any(|path| has_it(&path)));
+    // Its container needs the file, however long it lives.
+    kept().enumerate().for_each(|(number, path)| {
+        fs::hard_link(path, fixture.path(&format!("needed-{number}"))).unwrap();
+    });
+    let own = format!("dir:{}", fixture.path("own").display());
+    fixture.run(&own, "own", "snapshot", &[]);
+    fixture.answers_right("own");
 }
