@@ -13,6 +13,7 @@ mod rounds;
 #[path = "../sleeper/mod.rs"]
 mod sleeper;
 mod starts;
+mod volumes;
 
 use std::fs::{self, File};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -133,9 +134,19 @@ impl Node {
         self.place.path().join(name)
     }
 
+    /// Where the kubelet has the volumes of a pod.
+    fn volumes(&self, pod: &str) -> PathBuf {
+        self.path(&format!("pods/uid-{pod}/volumes"))
+    }
+
     /// The emptyDir of a pod.
     fn data(&self, pod: &str) -> PathBuf {
-        self.path(&format!("volumes-{pod}")).join("kubernetes.io~empty-dir/data")
+        self.volumes(pod).join("kubernetes.io~empty-dir/data")
+    }
+
+    /// What containerd makes for a pod as its `/dev/shm`.
+    fn shm(&self, pod: &str) -> PathBuf {
+        self.path(&format!("io.containerd.grpc.v1.cri/sandboxes/sandbox-{pod}/shm"))
     }
 
     fn serve(&self) {
@@ -196,12 +207,12 @@ impl Node {
     /// emptyDir, `/dev/shm`, and the pod's token, `ConfigMap` and Secret.
     fn bundle_of(&mut self, pod: &str, name: &str, container: &str, script: &str) {
         let dir = self.path(name);
-        let volumes = self.path(&format!("volumes-{pod}"));
+        let volumes = self.volumes(pod);
         for below in ["rootfs", "upper", "work"] {
             fs::create_dir_all(dir.join(below)).unwrap();
         }
-        for below in ["shm", "kubernetes.io~empty-dir/data"] {
-            fs::create_dir_all(volumes.join(below)).unwrap();
+        for own in [self.shm(pod), self.data(pod)] {
+            fs::create_dir_all(own).unwrap();
         }
         for below in OF_POD {
             fs::create_dir_all(volumes.join(below)).unwrap();
@@ -227,8 +238,8 @@ impl Node {
         let mounts = config["mounts"].as_array_mut().unwrap();
         mounts.retain(|mount| mount["destination"] != "/dev/shm");
         for (target, source, how) in [
-            ("/dev/shm", volumes.join("shm"), "rw"),
-            ("/mnt", volumes.join("kubernetes.io~empty-dir/data"), "rw"),
+            ("/dev/shm", self.shm(pod), "rw"),
+            ("/mnt", self.data(pod), "rw"),
             ("/media", self.path("kubernetes.io~csi"), "rw"),
             ("/token", volumes.join(OF_POD[0]), "ro"),
             ("/config", volumes.join(OF_POD[1]), "ro"),
@@ -241,6 +252,7 @@ impl Node {
         }
         config["annotations"] = json!({
             "io.kubernetes.cri.container-type": "container",
+            "io.kubernetes.cri.sandbox-id": format!("sandbox-{pod}"),
             "io.kubernetes.cri.sandbox-namespace": "default",
             "io.kubernetes.cri.sandbox-name": "web-0",
             "io.kubernetes.cri.sandbox-uid": format!("uid-{pod}"),

@@ -100,7 +100,7 @@ fn a_pod_with_one_of_each_kind_comes_back() {
     }
     let begun = fs::read_to_string(node.data("new").join("begun")).unwrap();
     assert_eq!(begun, "init\nsidecar\nmain\nother\n", "something has begun again");
-    let memory = fs::read_to_string(node.path("volumes-new/shm/begun")).unwrap_or_default();
+    let memory = fs::read_to_string(node.shm("new").join("begun")).unwrap_or_default();
     assert_eq!(memory, "sidecar\nmain\nother\n", "/dev/shm");
     for from_outside in ["/token/value", "/config/value", "/secret/value"] {
         node.good("exec", &["new-main", "grep", "-q", "new", from_outside]);

@@ -52,9 +52,9 @@ impl Layer {
     /// Changes the layer of a container that has not started, as `file` says.
     ///
     /// # Errors
-    /// An archive that is damaged or leads out of the layer. [`Layer::reset`] undoes it.
-    pub(super) fn apply(&self, archives: &Archives, file: &Path) -> Result<()> {
-        self.changed(|| fill(archives, &self.upper, file))
+    /// An archive that is damaged or leads out of the layer; a program that is refused. [`Layer::reset`] undoes it.
+    pub(super) fn apply(&self, archives: &Archives, file: &Path, set_id: SetId) -> Result<()> {
+        self.changed(|| fill(archives, &self.upper, file, set_id))
     }
 
     /// Makes the layer what it was before the container was.
@@ -114,9 +114,9 @@ pub(super) fn save(archives: &Archives, dir: &Path, file: &Path) -> Result<()> {
 /// Fills an empty directory with what [`save`] has written down.
 ///
 /// # Errors
-/// An archive that is damaged or leads out of the directory; no place.
-pub(super) fn fill(archives: &Archives, dir: &Path, file: &Path) -> Result<()> {
-    archives.read(file, |from| changes::apply(from, dir, SetId::Taken).context(|| file.display()))
+/// An archive that is damaged or leads out of the directory; a device, or a program that is refused; no place.
+pub(super) fn fill(archives: &Archives, dir: &Path, file: &Path, set_id: SetId) -> Result<()> {
+    archives.read(file, |from| changes::apply(from, dir, set_id).context(|| file.display()))
 }
 
 /// Removes what is in a directory.
@@ -185,7 +185,7 @@ mod tests {
         let archives = Archives::default();
         save(&archives, &from, &file).unwrap();
         assert!(is_empty(&to));
-        fill(&archives, &to, &file).unwrap();
+        fill(&archives, &to, &file, SetId::Refused).unwrap();
         assert_eq!(fs::read_to_string(to.join("a/b")).unwrap(), "content");
         empty(&to).unwrap();
         assert!(is_empty(&to));

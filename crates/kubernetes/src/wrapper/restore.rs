@@ -6,10 +6,11 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rustix::mount::{UnmountFlags, unmount};
+use torpor_snapshot::belief;
 use torpor_worker::logs;
 
 use super::ahead;
-use super::bundle::Bundle;
+use super::bundle::{self, Bundle, Volume};
 use super::call::{self, CallLimits};
 use super::layer::Layer;
 use super::made::Made;
@@ -59,8 +60,8 @@ impl Restore<'_> {
     /// Restores the container, which then waits frozen, and marks it with where it is from.
     ///
     /// # Errors
-    /// If the checkpoint has no such container, or is not what was sealed; if its files or volumes cannot be filled; if runc
-    /// or the engine fails, or it takes too long. All is then as before.
+    /// If the checkpoint has no such container, or is not what was sealed; if its files or volumes cannot be filled, or a
+    /// volume is not for sure the pod's own; if runc or the engine fails, or it takes too long. All is then as before.
     pub(super) fn run(&self, mark: &Path) -> Result<()> {
         let (dir, identity) = (&self.made.dir, self.found.identity);
         let images = dir.join("containers").join(&self.made.container.name);
@@ -74,9 +75,13 @@ impl Restore<'_> {
         ahead::link(dir, &images, &self.made.container.name)?;
         let archives = Archives::open(dir, identity)?;
         let layer = Layer::of(&self.bundle.root())?;
-        let mut filled = Filled::new(&save::volumes_in_use(self.words, &self.made.container.uid));
+        let running = save::volumes_in_use(self.words, &self.made.container.uid);
+        let volumes = self.bundle.volumes().into_iter().chain(running.concat());
+        let volumes = bundle::distinct(volumes)?;
+        let mut filled = Filled::new(&running);
         let result = self
-            .attempt(&images, &archives, &layer, &mut filled)
+            .fill(&archives, &layer, &volumes, &mut filled)
+            .and_then(|()| self.call(&images))
             .and_then(|()| {
                 let from = dir.as_os_str().as_encoded_bytes();
                 fs::write(mark, from).context(|| mark.display().to_string())
@@ -88,18 +93,25 @@ impl Restore<'_> {
         result
     }
 
-    fn attempt(
+    /// Fills the container's layer, and those of the volumes that no other container works on. Nobody gets a program by that
+    /// which gives more rights than the container could take itself.
+    fn fill(
         &self,
-        images: &Path,
         archives: &Archives,
         layer: &Layer,
+        volumes: &[Volume],
         filled: &mut Filled,
     ) -> Result<()> {
-        let (dir, Found { identity, lazy }) = (&self.made.dir, self.found);
-        layer.apply(archives, &dir.join(save::changes(&self.made.container.name)))?;
-        for volume in self.bundle.volumes() {
-            filled.fill(archives, &volume, &dir.join(save::volume(&volume)))?;
-        }
+        let (dir, set_id) = (&self.made.dir, belief::set_id(false, &self.bundle.config));
+        let changes = save::changes(&self.made.container.name);
+        layer.apply(archives, &dir.join(changes), set_id)?;
+        let each = |volume| filled.fill(archives, volume, &dir.join(save::volume(volume)), set_id);
+        volumes.iter().try_for_each(each)
+    }
+
+    /// Calls runc, which has the engine restore the container.
+    fn call(&self, images: &Path) -> Result<()> {
+        let Found { identity, lazy } = self.found;
         let work = self.work()?;
         let mut options = String::from("wake-frozen\ntcp-close\nskip-in-flight\n");
         // The engine reads the key out of the memory of this process.

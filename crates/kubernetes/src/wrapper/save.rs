@@ -137,6 +137,8 @@ impl Save<'_> {
     /// # Errors
     /// If a container cannot be saved, or it takes too long. The caller thaws the pod.
     pub(super) fn take(&self) -> Result<Saved> {
+        let volumes = self.pod.containers.iter().flat_map(|(_, bundle)| bundle.volumes());
+        let volumes = bundle::distinct(volumes)?;
         let waited = self.wait_for_memory()?;
         let began = Instant::now();
         let left = self.limit.saturating_sub(waited);
@@ -152,6 +154,9 @@ impl Save<'_> {
             let name = bundle.container.as_ref().map(|c| c.name.clone()).unwrap_or_default();
             self.dump(id, &name, bundle, (&archives, key.as_ref()), until)?;
             containers.push(name);
+        }
+        for found in &volumes {
+            layer::save(&archives, &found.dir, &self.dir.join(volume(found)))?;
         }
         let frozen_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
         Ok(Saved { containers, frozen_ms })
@@ -190,14 +195,7 @@ impl Save<'_> {
         self.call(id, &images, parent.as_deref(), &["--leave-running"], options, time)
             .map_err(|error| Error::new(format!("container {name}: {error}")))?;
         ahead::unlink(self.dir, &images, name)?;
-        Layer::of(&bundle.root())?.save(archives, &self.dir.join(changes(name)))?;
-        for found in bundle.volumes() {
-            let file = self.dir.join(volume(&found));
-            if !file.exists() {
-                layer::save(archives, &found.dir, &file)?;
-            }
-        }
-        Ok(())
+        Layer::of(&bundle.root())?.save(archives, &self.dir.join(changes(name)))
     }
 
     /// Has the engine write images of a container, which continue those of a parent if one is named.

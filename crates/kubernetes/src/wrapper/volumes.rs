@@ -11,6 +11,7 @@ use std::path::Path;
 
 use rustix::fs::{XattrFlags, getxattr, setxattr};
 use rustix::io::Errno;
+use torpor_snapshot::changes::SetId;
 
 use super::bundle::Volume;
 use super::layer;
@@ -43,8 +44,15 @@ impl Filled {
     /// Fills a volume, unless another container of the pod works on it.
     ///
     /// # Errors
-    /// An archive that is damaged or leads out of the volume; no place. [`Filled::undo`] undoes it.
-    pub(super) fn fill(&mut self, archives: &Archives, volume: &Volume, file: &Path) -> Result<()> {
+    /// An archive that is damaged or leads out of the volume; a device, or a program that is refused; no place.
+    /// [`Filled::undo`] undoes it.
+    pub(super) fn fill(
+        &mut self,
+        archives: &Archives,
+        volume: &Volume,
+        file: &Path,
+        set_id: SetId,
+    ) -> Result<()> {
         // It may be mounted at two places.
         if self.volumes.contains(volume) || self.busy.contains(volume) || is_filled(&volume.dir)? {
             return Ok(());
@@ -66,7 +74,7 @@ impl Filled {
             put_aside(&volume.dir)?;
         }
         self.volumes.push(volume.clone());
-        layer::fill(archives, &volume.dir, file)
+        layer::fill(archives, &volume.dir, file, set_id)
     }
 
     /// The restore has succeeded: what was put aside is not needed any more.
@@ -190,15 +198,15 @@ mod tests {
         let (_place, volume, file) = scene();
         let archives = Archives::default();
         let mut first = Filled::new(&[]);
-        first.fill(&archives, &volume, &file).unwrap();
+        first.fill(&archives, &volume, &file, SetId::Refused).unwrap();
         // It is mounted at two places.
-        first.fill(&archives, &volume, &file).unwrap();
+        first.fill(&archives, &volume, &file, SetId::Refused).unwrap();
         first.keep().unwrap();
         assert_eq!(names(&volume.dir), ["kept"]);
         fs::write(volume.dir.join("kept/state"), "new").unwrap();
         for running in [&[vec![]][..], &[]] {
             let mut next = Filled::new(running);
-            next.fill(&archives, &volume, &file).unwrap();
+            next.fill(&archives, &volume, &file, SetId::Refused).unwrap();
             next.undo().unwrap();
             let state = fs::read_to_string(volume.dir.join("kept/state")).unwrap();
             assert_eq!(state, "new", "the first works on it");
@@ -214,7 +222,7 @@ mod tests {
                 fs::write(&file, "no archive").unwrap();
             }
             let mut filled = Filled::new(&[]);
-            assert_eq!(filled.fill(&archives, &volume, &file).is_err(), damaged);
+            assert_eq!(filled.fill(&archives, &volume, &file, SetId::Refused).is_err(), damaged);
             filled.undo().unwrap();
             assert_eq!(names(&volume.dir), ["deep"]);
             assert!(volume.dir.join("deep/er/init").exists());
@@ -230,10 +238,10 @@ mod tests {
         fs::rename(volume.dir.join("deep"), volume.dir.join(PART).join("deep")).unwrap();
         fs::write(volume.dir.join("other"), "").unwrap();
         let mut killed = Filled::new(&[]);
-        killed.fill(&archives, &volume, &file).unwrap();
+        killed.fill(&archives, &volume, &file, SetId::Refused).unwrap();
         assert_eq!(names(&volume.dir), [ASIDE, "kept"]);
         let mut next = Filled::new(&[]);
-        next.fill(&archives, &volume, &file).unwrap();
+        next.fill(&archives, &volume, &file, SetId::Refused).unwrap();
         next.undo().unwrap();
         assert_eq!(names(&volume.dir), ["deep", "other"]);
     }
@@ -247,7 +255,8 @@ mod tests {
         for name in [ASIDE, PART] {
             symlink(&outside, volume.dir.join(name)).unwrap();
             let mut filled = Filled::new(&[]);
-            let refused = filled.fill(&Archives::default(), &volume, &file).unwrap_err();
+            let refused =
+                filled.fill(&Archives::default(), &volume, &file, SetId::Refused).unwrap_err();
             assert!(refused.to_string().contains("in the way"), "{refused}");
             filled.undo().unwrap();
             assert_eq!(names(&outside), ["x"], "{name}");
@@ -260,7 +269,7 @@ mod tests {
     fn nothing_is_put_aside_while_others_run() {
         let (_place, volume, file) = scene();
         let mut filled = Filled::new(&[vec![]]);
-        filled.fill(&Archives::default(), &volume, &file).unwrap();
+        filled.fill(&Archives::default(), &volume, &file, SetId::Refused).unwrap();
         filled.undo().unwrap();
         assert_eq!(names(&volume.dir), ["deep"]);
     }
@@ -275,7 +284,7 @@ mod tests {
         }
         let mut filled = Filled::new(&[vec![volume.clone()]]);
         for volume in [&volume, &other] {
-            filled.fill(&Archives::default(), volume, &file).unwrap();
+            filled.fill(&Archives::default(), volume, &file, SetId::Refused).unwrap();
         }
         assert!(names(&volume.dir).is_empty());
         assert_eq!(names(&other.dir), ["kept"]);

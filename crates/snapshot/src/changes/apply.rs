@@ -123,10 +123,12 @@ fn unpack(
             if set_id == SetId::Refused && has_rights {
                 return Err(Error::new(format!(
                     "{} is a program that runs as another user or group, or with capabilities, which the container could \
-                     not have made: nobody who is believed has signed the snapshot, and it was not made here",
+                     not have made",
                     name.display()
                 ))
-                .hint("a signature allows it (--trust, --cosign-key)"));
+                .hint(
+                    "a snapshot may have it that was made here, or that somebody has signed who is believed (--trust, --cosign-key)",
+                ));
             }
             entry.unpack(place).context(shown).map(drop)
         }
