@@ -74,7 +74,7 @@ impl Door {
     fn attend(&self, stream: TcpStream) -> Result<(), String> {
         let text = |e: &dyn std::fmt::Display| e.to_string();
         keep_alive(&stream, SILENCE).map_err(|e| text(&e))?;
-        let end = self.keys.accept(stream.into()).map_err(|e| text(&e))?;
+        let (end, _) = self.keys.accept(stream.into()).map_err(|e| text(&e))?;
         let Ok(_turn) = self.turn.try_lock() else {
             return refuse(&UnixStream::from(end)).map_err(|e| text(&e));
         };

@@ -39,6 +39,7 @@ mod group;
 mod host;
 mod mode;
 mod nest;
+mod origin;
 mod pace;
 mod packing;
 mod picture;

@@ -28,6 +28,7 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Context, Error, Result};
+use crate::origin::Origin;
 use crate::runtime::Container;
 use crate::task::Task;
 
@@ -141,6 +142,9 @@ pub(crate) struct Record {
     /// The agent that it goes to, by its number: only that can tell what has become of it.
     #[serde(default)]
     pub agent: Option<String>,
+    /// Who has begun it, at the destination.
+    #[serde(default)]
+    pub origin: Option<Origin>,
     /// Whether tasks get their pages when they run: at the destination they have moved only when all are there.
     #[serde(default)]
     pub is_lazy: bool,
@@ -386,6 +390,7 @@ pub(crate) mod tests {
             work: None,
             volumes: Vec::new(),
             agent: None,
+            origin: None,
             is_lazy: false,
         }
     }

@@ -11,6 +11,7 @@ use std::process::Command;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
+use serde_json::Value;
 use support::{Counter, Host, judge, wait_until};
 use torpor_runtimes_tests::certificates::{self, OF_AGENTS};
 
@@ -128,6 +129,44 @@ fn an_agent_with_certificates_tells_what_has_come() {
     status.args(["agent", "status", "--json", &there.address]).args(&options);
     let all = judge(&status.output().unwrap()).unwrap();
     assert_eq!((&all[0]["id"], &all[0]["phase"]), (&"one".into(), &"moved".into()), "{all}");
+    counter.goes_on();
+}
+
+/// Whoever has a certificate of the same authority neither sees what another host moves, nor ends it.
+#[test]
+fn nobody_asks_for_what_another_host_has_begun() {
+    let keys = [(); 4].map(|()| tempfile::tempdir().unwrap());
+    let names = ["127.0.0.1", "here", "elsewhere", "here"];
+    let hosts = [0, 1, 2, 3].map(|it: usize| (keys[it].path(), names[it]));
+    let [of_agent, own, strange, renewed] = certificates::of_one_authority(hosts, OF_AGENTS);
+    let (here, elsewhere, there) = (Host::new(), Host::new(), agent_with(&of_agent));
+    let counter = Counter::start(100, 1);
+    let args = ["--pid", &counter.pid.to_string(), "--id", "one", "--json", &there.address];
+    judge(&here.migrate(&args).args(&own).output().unwrap()).unwrap();
+
+    // As if it had begun there, and were not decided.
+    let record = Path::new("state/source/one.json");
+    let mut known: Value =
+        serde_json::from_slice(&std::fs::read(here.path("").join(record)).unwrap()).unwrap();
+    known["phase"] = "deciding".into();
+    known["tasks"] = serde_json::json!([]);
+    std::fs::create_dir_all(elsewhere.path("state/source")).unwrap();
+    let write = || std::fs::write(elsewhere.path("").join(record), known.to_string()).unwrap();
+    let listed = |options: &[String]| {
+        let mut status = Command::new(support::torpor());
+        status.args(["agent", "status", "--json", &there.address]).args(options);
+        judge(&status.output().unwrap()).unwrap().as_array().unwrap().len()
+    };
+    for (options, is_known) in [(&strange, false), (&own, true), (&renewed, true)] {
+        write();
+        let args = ["--resolve", "one", "--json"];
+        let asked = judge(&elsewhere.migrate(&args).args(options).output().unwrap());
+        match is_known {
+            true => assert_eq!(asked.unwrap()["decided"], "it has moved"),
+            false => assert!(asked.unwrap_err().contains("does not know of it")),
+        }
+        assert_eq!(listed(options), usize::from(is_known), "{options:?}");
+    }
     counter.goes_on();
 }
 

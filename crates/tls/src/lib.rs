@@ -3,6 +3,8 @@
 
 #![warn(unreachable_pub)]
 
+pub mod callers;
+mod names;
 pub mod unverified;
 
 use std::fmt::Display;
@@ -128,16 +130,22 @@ impl Keys {
     pub fn connect(&self, socket: OwnedFd, host: &str) -> Result<OwnedFd> {
         let name = ServerName::try_from(host.to_owned()).map_err(|e| failed(host, &e))?;
         let end = ClientConnection::new(Arc::clone(&self.client), name);
-        open(end.map_err(|e| failed("TLS", &e))?.into(), socket)
+        let (end, far) = greet(end.map_err(|e| failed("TLS", &e))?.into(), socket)?;
+        pass_on(end, far)
     }
 
-    /// The end of the one that was connected to.
+    /// The end of the one that was connected to, and a digest of the names in the certificate of the other one: another
+    /// certificate of these names has the same.
     ///
     /// # Errors
     /// If the other end is of no authority that is trusted.
-    pub fn accept(&self, socket: OwnedFd) -> Result<OwnedFd> {
+    pub fn accept(&self, socket: OwnedFd) -> Result<(OwnedFd, String)> {
         let end = ServerConnection::new(Arc::clone(&self.server));
-        open(end.map_err(|e| failed("TLS", &e))?.into(), socket)
+        let (end, far) = greet(end.map_err(|e| failed("TLS", &e))?.into(), socket)?;
+        let shown = end.peer_certificates().and_then(<[_]>::first);
+        let shown = shown.ok_or_else(|| failed("TLS", &"the other end shows no certificate"))?;
+        let names = names::digest(shown)?;
+        Ok((pass_on(end, far)?, names))
     }
 }
 
@@ -205,8 +213,8 @@ fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {
     Ok(all)
 }
 
-/// Lets both ends show who they are, and passes on from then on.
-fn open(mut end: Connection, socket: OwnedFd) -> Result<OwnedFd> {
+/// Lets both ends show who they are.
+fn greet(mut end: Connection, socket: OwnedFd) -> Result<(Connection, File)> {
     let mut far = File::from(socket);
     for which in [Timeout::Recv, Timeout::Send] {
         set_socket_timeout(&far, which, Some(PATIENCE)).map_err(|e| failed("setsockopt", &e))?;
@@ -216,6 +224,11 @@ fn open(mut end: Connection, socket: OwnedFd) -> Result<OwnedFd> {
             return Err(failed("TLS", &"the connection was closed"));
         }
     }
+    Ok((end, far))
+}
+
+/// Passes on what both ends say: what is returned is spoken to instead of the connection.
+fn pass_on(mut end: Connection, far: File) -> Result<OwnedFd> {
     rustix::io::ioctl_fionbio(&far, true).map_err(|e| failed("ioctl", &e))?;
     let (ours, theirs) = UnixStream::pair().map_err(|e| failed("socketpair", &e))?;
     ours.set_nonblocking(true).map_err(|e| failed("ioctl", &e))?;
@@ -419,7 +432,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (far, theirs) = (listener.accept().unwrap().0, keys.clone());
-        let far = thread::spawn(move || theirs.accept(far.into()).unwrap());
+        let far = thread::spawn(move || theirs.accept(far.into()).unwrap().0);
         let near = keys.connect(near.into(), "127.0.0.1").unwrap();
         (near.into(), far.join().unwrap().into())
     }

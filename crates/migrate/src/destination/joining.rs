@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use crate::error::{Error, Result};
+use crate::origin::Origin;
 use crate::wire::carrier::Carrier;
 use crate::wire::spread::unite;
 
@@ -16,6 +17,8 @@ pub(super) type Joined = (u32, OwnedFd);
 pub(super) struct Waiting {
     /// Of which migration they are.
     pub id: String,
+    /// Who has begun it.
+    pub origin: Origin,
     /// Where a round takes its connection from.
     pub rounds: SyncSender<Joined>,
     /// What needs connections as long as the tasks lack pages.
@@ -43,6 +46,13 @@ impl Waiting {
         let is_one = set == self.set.number && self.set.announced < self.connections;
         self.set.announced += usize::from(is_one);
         is_one
+    }
+
+    /// Nobody brings the pages that its tasks lack any more, if that is who has begun it.
+    pub(super) fn leave_alone(&self, asks: &Origin) {
+        if let Some(carrier) = self.carrier.as_ref().filter(|_| asks.may_ask(Some(&self.origin))) {
+            carrier.give_up();
+        }
     }
 
     /// Takes one that was announced. The last of a set makes one connection of all of them, and that is used.
@@ -81,11 +91,26 @@ mod tests {
     fn waiting(connections: usize) -> (Waiting, Receiver<Joined>) {
         let (rounds, joined) = sync_channel(1);
         let (id, set) = ("one".to_owned(), Set::default());
-        (Waiting { id, rounds, carrier: None, connections, set }, joined)
+        let origin = Origin::Host("a".to_owned());
+        (Waiting { id, origin, rounds, carrier: None, connections, set }, joined)
     }
 
     fn socket() -> OwnedFd {
         UnixStream::pair().unwrap().0.into()
+    }
+
+    /// Whose tasks run here and lack pages would have them ended by whoever knows its number.
+    #[test]
+    fn only_who_has_begun_a_migration_gives_its_pages_up() {
+        let (mut waiting, _joined) = waiting(1);
+        let (carrier, ours) = Carrier::start(None).unwrap();
+        waiting.carrier = Some(Arc::clone(&carrier));
+        waiting.leave_alone(&Origin::Host("b".to_owned()));
+        // Whoever waits for a connection is told at once when none comes any more.
+        assert!(carrier.wait_lost());
+        waiting.leave_alone(&waiting.origin);
+        assert!(!carrier.wait_lost());
+        drop(ours);
     }
 
     #[test]

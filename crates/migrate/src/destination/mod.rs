@@ -5,7 +5,6 @@
 
 mod alone;
 mod audit;
-mod callers;
 mod director;
 mod identity;
 mod joining;
@@ -28,15 +27,16 @@ use std::thread;
 use std::time::Duration;
 
 use torpor_tls::Keys;
+use torpor_tls::callers::{Caller, Callers};
 use torpor_worker::tell;
 
 use self::alone::Alone;
-use self::callers::{Caller, Callers};
 use self::joining::Waiting;
 use self::lines::OpenLines;
 use crate::cancel::Cancel;
 use crate::engine::wait_readable;
 use crate::error::{Context, Error, Result};
+use crate::origin::Origin;
 use crate::record::{Side, all, make_private};
 use crate::runtime::{Container, Runtime, Terms};
 use crate::wire::address::Listener;
@@ -44,6 +44,10 @@ use crate::wire::frame::Line;
 use crate::wire::message::{Reply, Request, Subject, Summary};
 use crate::wire::owner;
 
+/// How long a connection may take to say what it is for.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Connections at a time that have not said so yet.
+const MAX_CALLERS: usize = 64;
 /// Connections at a time of which it is known what they are for: more wait to be accepted.
 const MAX_CONNECTIONS: usize = 256;
 /// Migrations that are listed: as many as a message has room for.
@@ -145,7 +149,7 @@ impl Agent {
         let identity = identity::of(&settings.state_dir)?;
         settle::leftovers(&settings);
         let (joining, connections) = (Mutex::default(), AtomicUsize::new(0));
-        let (callers, lines) = (Callers::new(), Arc::default());
+        let (callers, lines) = (Callers::new(PATIENCE, MAX_CALLERS), Arc::default());
         Ok(Arc::new(Self {
             settings,
             identity,
@@ -207,10 +211,13 @@ impl Agent {
     }
 
     fn handle(&self, socket: OwnedFd, caller: Caller) -> Result<()> {
-        let socket = match &self.settings.keys {
-            Some(keys) => keys.accept(socket)?,
+        let (socket, origin) = match &self.settings.keys {
+            Some(keys) => {
+                let (socket, names) = keys.accept(socket)?;
+                (socket, Origin::Host(names))
+            }
             None => match owner::check(&socket) {
-                Ok(()) => socket,
+                Ok(()) => (socket, Origin::OwnUser),
                 Err(error) => {
                     // A peer that speaks the protocol hears why.
                     let _ = turn_away(socket, &error);
@@ -230,7 +237,7 @@ impl Agent {
             Request::Begin(begin) => {
                 let open = self.lines.add(&line)?;
                 let name = format!("{} from {}", begin.id, begin.host.name);
-                if let Err(error) = session::run(self, (line, open), *begin) {
+                if let Err(error) = session::run(self, (line, open), *begin, origin) {
                     tracing::warn!("{name}: {error}");
                 }
                 Ok(())
@@ -241,11 +248,12 @@ impl Agent {
             }
             Request::Join { token, round, set } => self.join(line, &token, round, set),
             Request::Query { id } => {
-                self.leave_alone(&id);
-                let reply = settle::answer(&self.settings.state_dir, &self.identity, &id);
+                self.leave_alone(&id, &origin);
+                let (dir, agent) = (&self.settings.state_dir, &self.identity);
+                let reply = settle::answer(dir, agent, &id, &origin);
                 line.say(&reply.unwrap_or_else(|error| refusal(&error)))
             }
-            Request::Status => line.say(&Reply::Migrations { all: self.migrations()? }),
+            Request::Status => line.say(&Reply::Migrations { all: self.migrations(&origin)? }),
             request => Err(Error::Protocol(format!("it begins with {request:?}"))),
         }
     }
@@ -274,11 +282,9 @@ impl Agent {
     }
 
     /// A source that asks what has become of a migration does not serve its pages any more.
-    fn leave_alone(&self, id: &str) {
+    fn leave_alone(&self, id: &str, asks: &Origin) {
         for waiting in self.joining().values().filter(|waiting| waiting.id == id) {
-            if let Some(carrier) = &waiting.carrier {
-                carrier.give_up();
-            }
+            waiting.leave_alone(asks);
         }
     }
 
@@ -286,10 +292,11 @@ impl Agent {
         self.joining.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn migrations(&self) -> Result<Vec<Summary>> {
+    /// The newest migrations that `asks` may ask for.
+    fn migrations(&self, asks: &Origin) -> Result<Vec<Summary>> {
         let records = all(&self.settings.state_dir, Side::Destination)?;
-        let newest = records.into_iter().rev().take(MAX_LISTED);
-        let listed = newest.map(|record| Summary {
+        let own = records.into_iter().rev().filter(|record| asks.may_ask(record.origin.as_ref()));
+        let listed = own.take(MAX_LISTED).map(|record| Summary {
             id: record.id,
             subject: record.subject,
             peer: record.peer,

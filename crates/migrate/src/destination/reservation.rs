@@ -10,6 +10,7 @@ use super::{Agent, audit, volume};
 use crate::error::{Context, Error, Result};
 use crate::files::Replica;
 use crate::host::{self, Host};
+use crate::origin::Origin;
 use crate::record::{Ledger, Phase, Record, Side, new_id};
 use crate::runtime::{self, Base};
 use crate::task::Task;
@@ -72,7 +73,7 @@ impl<'a> Reservation<'a> {
     /// # Errors
     /// If this host, the policy or the runtime refuses what comes; if the ledger or the directories cannot be made. Nothing
     /// is left of it then.
-    pub(super) fn new(agent: &'a Agent, begin: Begin) -> Result<Self> {
+    pub(super) fn new(agent: &'a Agent, begin: Begin, origin: Origin) -> Result<Self> {
         let here = Host::this();
         let container = agent.settings.container(&begin.subject);
         let record = Record {
@@ -91,6 +92,7 @@ impl<'a> Reservation<'a> {
             work: Some(agent.settings.work_dir.join(&begin.id)),
             volumes: Vec::new(),
             agent: None,
+            origin: Some(origin.clone()),
             stopped: Vec::new(),
             is_lazy: begin.is_lazy,
         };
@@ -102,7 +104,8 @@ impl<'a> Reservation<'a> {
         // The next round begins when this one is there.
         let (rounds, joined) = mpsc::sync_channel(1);
         let (id, connections) = (begin.id.clone(), begin.connections);
-        let waiting = Waiting { id, rounds, carrier: None, connections, set: Set::default() };
+        let set = Set::default();
+        let waiting = Waiting { id, origin, rounds, carrier: None, connections, set };
         agent.joining().insert(token.clone(), waiting);
         let (base, trees) = (None, Vec::new());
         let mut place = Self { agent, begin, token, joined, ledger, work, base, trees };

@@ -21,6 +21,7 @@ use crate::engine::{judge, wait_readable};
 use crate::error::{Error, Result};
 use crate::files::{Change, Replica};
 use crate::host::Host;
+use crate::origin::Origin;
 use crate::record::Phase;
 use crate::wire::difference::Allowance;
 use crate::wire::frame::Line;
@@ -67,8 +68,13 @@ enum Speaker {
 /// # Errors
 /// If there is no room for it, or what it asks for is not allowed; if the other end is lost or gives up; if a restore fails. The other
 /// end has been told.
-pub(super) fn run(agent: &Agent, (mut line, open): (Line, OpenLine), begin: Begin) -> Result<()> {
-    let place = match Reservation::new(agent, begin) {
+pub(super) fn run(
+    agent: &Agent,
+    (mut line, open): (Line, OpenLine),
+    begin: Begin,
+    origin: Origin,
+) -> Result<()> {
+    let place = match Reservation::new(agent, begin, origin) {
         Ok(place) => place,
         Err(error) => {
             line.say(&refusal(&error))?;

@@ -8,6 +8,7 @@ use super::{AgentSettings, volume};
 use crate::engine::POST_RESUME;
 use crate::error::{Error, Result};
 use crate::host::{boot, pid_namespace};
+use crate::origin::Origin;
 use crate::record::{Ledger, Phase, Record, Side, all, look};
 use crate::task::Task;
 use crate::wire::message::Reply;
@@ -86,15 +87,17 @@ fn running(record: &Record) -> Result<Option<i32>> {
     Ok(has_come.then_some(root.pid))
 }
 
-/// What has become of a migration. One that has not come to its decision never will. `agent` is the number of this one.
+/// What has become of a migration. One that has not come to its decision never will. `agent` is the number of this one. A host
+/// that has not begun it hears what it would hear if there were none.
 ///
 /// # Errors
 /// If the migration is in progress, for longer than an answer can wait; if its record is damaged.
-pub(super) fn answer(state_dir: &Path, agent: &str, id: &str) -> Result<Reply> {
+pub(super) fn answer(state_dir: &Path, agent: &str, id: &str, asks: &Origin) -> Result<Reply> {
     let (start, agent) = (Instant::now(), agent.to_owned());
     loop {
         // Who asks has been told that it may come: the record was here, or is another agent's.
-        let Some(record) = look(state_dir, Side::Destination, id)? else {
+        let record = look(state_dir, Side::Destination, id)?;
+        let Some(record) = record.filter(|it| asks.may_ask(it.origin.as_ref())) else {
             return Ok(Reply::Unknown { agent });
         };
         // Whoever works on it may wait for the source to say that it knows.
@@ -165,8 +168,26 @@ mod tests {
         let record = Record { phase: Phase::Deciding, ..record() };
         let mut ledger = Ledger::create(dir.path(), Side::Destination, record).unwrap();
         ledger.conclude(Phase::Moved);
-        let said = answer(dir.path(), "a", &ledger.record().id).unwrap();
+        let said = answer(dir.path(), "a", &ledger.record().id, &Origin::OwnUser).unwrap();
         assert!(matches!(said, Reply::State { phase: Phase::Moved, .. }), "{said:?}");
+    }
+
+    /// Nothing is decided by that.
+    #[test]
+    fn who_has_not_begun_a_migration_hears_nothing_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let [here, elsewhere] = ["a", "b"].map(|names| Origin::Host(names.to_owned()));
+        let phase = Phase::Deciding;
+        let record = Record { phase, pids: pid_namespace("self").unwrap(), ..record() };
+        let record = Record { origin: Some(here.clone()), ..record };
+        let id = record.id.clone();
+        drop(Ledger::create(dir.path(), Side::Destination, record).unwrap());
+        let ask = |asks: &Origin| answer(dir.path(), "a", &id, asks).unwrap();
+        assert_eq!(ask(&elsewhere), Reply::Unknown { agent: "a".to_owned() });
+        let left = look(dir.path(), Side::Destination, &id).unwrap().unwrap();
+        assert_eq!(left.phase, Phase::Deciding);
+        let said = ask(&here);
+        assert!(matches!(said, Reply::State { phase: Phase::Stayed, .. }), "{said:?}");
     }
 
     /// Whoever has their numbers now is somebody else.

@@ -302,8 +302,8 @@ pub(super) fn ask_until(to: &Peer, record: &Record, patience: Duration) -> Resul
                         to.address
                     ),
                     format!(
-                        "start the agent with the --state-dir that it had: torpor migrate --resolve {id}; if that or its \
-                         host is lost, and they do not run there: torpor migrate --resolve {id} --keep-here"
+                        "start the agent with the --state-dir that it had, and ask with the certificate that it began with: torpor \
+                         migrate --resolve {id}; if that or its host is lost, and they do not run there: torpor migrate --resolve {id} --keep-here"
                     ),
                 ));
             }

@@ -359,6 +359,7 @@ impl<'a> Source<'a> {
             bundle: running.map(|container| container.bundle),
             work: Some(work_dir.clone()),
             volumes: Vec::new(),
+            origin: None,
             agent: Some(agent),
             stopped: Vec::new(),
             is_lazy: plan.mode.is_lazy(),

@@ -1,26 +1,21 @@
-//! Connections that have not said yet what they are for: nobody needs a certificate to make one.
+//! Connections of which it is not known yet who is at the other end: nobody needs a certificate, or a token, to make one.
 //!
-//! Each has a short time for all of it, the handshake and its first message, and there are few at a time: of too many the one
-//! that has taken longest is closed. So whoever says nothing keeps nobody out who has something to say.
+//! Each has a short time to show who that is, and there are few at a time: of too many the one that has taken longest is
+//! closed. So whoever shows nothing keeps nobody out who has something to show.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::net::{Shutdown, shutdown};
 
-use crate::error::{Context, Result};
+use crate::{Result, failed};
 
-/// How long a connection may take to say what it is for.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// Connections at a time that have not said so yet.
-const MOST: usize = 64;
-
-/// All connections of which it is not known yet what they are for.
+/// All connections of which it is not known yet who is at the other end.
 #[derive(Debug)]
-pub(super) struct Callers {
+pub struct Callers {
     patience: Duration,
     most: usize,
     state: Mutex<CallersState>,
@@ -51,18 +46,15 @@ impl WaitingCaller {
 
 /// A connection that is one of these as long as this is there.
 #[derive(Debug)]
-pub(super) struct Caller {
+pub struct Caller {
     callers: Arc<Callers>,
     number: u64,
 }
 
 impl Callers {
-    /// Nobody, and a thread that closes what takes too long.
-    pub(super) fn new() -> Arc<Self> {
-        Self::with(PATIENCE, MOST)
-    }
-
-    fn with(patience: Duration, most: usize) -> Arc<Self> {
+    /// Nobody yet, and a thread that closes whoever takes longer than `patience`. There are `most` at a time.
+    #[must_use]
+    pub fn new(patience: Duration, most: usize) -> Arc<Self> {
         let (state, changed) = (Mutex::default(), Condvar::new());
         let callers = Arc::new(Self { patience, most, state, changed });
         let watching = Arc::downgrade(&callers);
@@ -78,8 +70,9 @@ impl Callers {
     ///
     /// # Errors
     /// If there are no more descriptors.
-    pub(super) fn add(self: &Arc<Self>, socket: &OwnedFd) -> Result<Caller> {
-        let socket = socket.try_clone().context(|| "a second descriptor".to_owned())?;
+    pub fn add(self: &Arc<Self>, socket: &impl AsFd) -> Result<Caller> {
+        let socket = socket.as_fd().try_clone_to_owned();
+        let socket = socket.map_err(|e| failed("a second descriptor", &e))?;
         let mut state = self.state();
         state.count += 1;
         let number = state.count;
@@ -91,7 +84,7 @@ impl Callers {
         if state.all.len() > self.most
             && let Some(first) = state.all.pop_front()
         {
-            tracing::warn!("{} connections at once say nothing: one of them is closed", self.most);
+            tracing::warn!("{} connections at once show nothing: one of them is closed", self.most);
             first.close();
         }
         drop(state);
@@ -108,7 +101,7 @@ impl Callers {
         let mut state = self.state();
         let now = Instant::now();
         while let Some(late) = state.all.pop_front_if(|first| first.until <= now) {
-            tracing::debug!("a connection does not say what it is for");
+            tracing::debug!("a connection does not show whose it is");
             late.close();
         }
         let left = state.all.front().map(|first| first.until.saturating_duration_since(now));
@@ -126,8 +119,6 @@ impl Drop for Caller {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use std::io::{ErrorKind, Read};
     use std::os::unix::net::UnixStream;
 
@@ -148,11 +139,11 @@ mod tests {
 
     #[test]
     fn of_too_many_the_first_one_goes() {
-        let callers = Callers::with(LONG, 2);
+        let callers = Callers::new(LONG, 2);
         let all = [(); 4].map(|()| connection());
         let mut known: Vec<Caller> =
             all[..2].iter().map(|it| callers.add(&it.1).unwrap()).collect();
-        // One that has said what it is for is none of them any more, and the next one may come.
+        // One that has shown who it is, is none of them any more, and the next one may come.
         known.remove(0);
         known.push(callers.add(&all[2].1).unwrap());
         assert!(all[..3].iter().all(|(near, _)| is_open(near)));
@@ -165,7 +156,7 @@ mod tests {
 
     #[test]
     fn who_takes_too_long_is_closed() {
-        let callers = Callers::with(Duration::from_millis(10), 100);
+        let callers = Callers::new(Duration::from_millis(10), 100);
         let (mut silent, theirs) = connection();
         let _caller = callers.add(&theirs).unwrap();
         // Until it is closed.
