@@ -9,10 +9,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::server::WebPkiClientVerifier;
+use torpor_tls::callers::{Caller, Callers};
 use torpor_tls::{authorities, proof};
 use torpor_worker::tell;
 
@@ -30,10 +31,13 @@ const NO_TOKEN: &str = "a token is needed that this daemon knows: Authorization:
 /// No more connections are served at the same time.
 const MOST_CONNECTIONS: usize = 512;
 
+/// Nor are there more besides whose other end has shown neither a token nor a certificate.
+const MOST_STRANGERS: usize = 128;
+
 /// How long nobody may connect before it is looked whether the file of a Unix socket is there.
 const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// A client that connects and says nothing is let go after so long.
+/// A client that connects and says nothing is let go after so long, and so is one that has not shown who it is.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Listens at an address, on a thread of its own. Returns the one by which clients find it: the path of a socket from the
@@ -124,7 +128,15 @@ impl Door {
                         continue;
                     }
                     let identity = Identity::of_peer(peer.uid, peer.gid);
-                    self.serve(move |door| door.answer(&mut { stream }, Some(identity)));
+                    if self.is_full() {
+                        continue;
+                    }
+                    let (door, counted) = (self.clone(), Counted::among(&self.open));
+                    thread::spawn(move || {
+                        let _counted = counted;
+                        // A client that has gone cannot be told.
+                        let _ = door.answer(&mut { stream }, Some(identity), None);
+                    });
                     continue;
                 }
                 // If somebody has removed it, nobody finds this daemon any more.
@@ -140,46 +152,45 @@ impl Door {
     }
 
     fn listen_tcp(self, listener: TcpListener, tls: Option<Arc<rustls::ServerConfig>>) {
+        let strangers = Callers::new(PATIENCE, MOST_STRANGERS);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let tls = tls.clone();
-                self.serve(move |door| door.answer_tcp(stream, tls));
+                if self.is_full() {
+                    continue;
+                }
+                let Ok(stranger) = strangers.add(&stream) else { continue };
+                let (door, tls) = (self.clone(), tls.clone());
+                thread::spawn(move || {
+                    // As above.
+                    let _ = door.answer_tcp(stream, tls, stranger);
+                });
             }
         });
     }
 
-    /// Answers on a thread of its own, if there are not too many.
-    fn serve(&self, work: impl FnOnce(&Door) -> io::Result<()> + Send + 'static) {
-        if self.open.fetch_add(1, Ordering::AcqRel) >= MOST_CONNECTIONS {
-            self.open.fetch_sub(1, Ordering::AcqRel);
-            return;
-        }
-        let door = self.clone();
-        thread::spawn(move || {
-            // A client that has gone cannot be told.
-            let _ = work(&door);
-            door.open.fetch_sub(1, Ordering::AcqRel);
-        });
+    /// Whether there are too many connections for another one.
+    fn is_full(&self) -> bool {
+        self.open.load(Ordering::Acquire) >= MOST_CONNECTIONS
     }
 
     fn answer_tcp(
         &self,
         stream: TcpStream,
         tls: Option<Arc<rustls::ServerConfig>>,
+        stranger: Caller,
     ) -> io::Result<()> {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_nodelay(true)?;
         match tls {
-            None => self.answer(&mut { stream }, None),
+            None => self.answer(&mut { stream }, None, Some(stranger)),
             Some(config) => {
                 let session = rustls::ServerConnection::new(config).map_err(io::Error::other)?;
                 let mut stream = rustls::StreamOwned::new(session, stream);
-                let mut greeting = Greeting { stream: &stream.sock, begun: Instant::now() };
                 while stream.conn.is_handshaking() {
-                    stream.conn.complete_io(&mut greeting)?;
+                    stream.conn.complete_io(&mut stream.sock)?;
                 }
                 let machine = stream.conn.peer_certificates().map(|_| Identity::of_machine());
-                self.answer(&mut stream, machine)?;
+                self.answer(&mut stream, machine, Some(stranger))?;
                 stream.conn.send_close_notify();
                 while stream.conn.wants_write() {
                     stream.conn.write_tls(&mut stream.sock)?;
@@ -189,14 +200,28 @@ impl Door {
         }
     }
 
-    fn answer(&self, stream: &mut dyn Stream, identity: Option<Identity>) -> io::Result<()> {
-        answer_one(stream, |request, body| match identity.or_else(|| self.by_token(&request)) {
-            Some(identity) if request.is_large() => {
-                api::import(&self.queue, &identity, &request, body)
-            }
-            Some(identity) => api::handle(&self.queue, &identity, &request),
-            None if api::is_public(&request) => api::public(&request),
-            None => Response::problem(401, NO_TOKEN),
+    /// Answers what is asked. A stranger is one until the head of its request has shown who it is; before, nothing else of
+    /// it is read.
+    fn answer(
+        &self,
+        stream: &mut dyn Stream,
+        known: Option<Identity>,
+        mut stranger: Option<Caller>,
+    ) -> io::Result<()> {
+        let mut counted = None::<Counted>;
+        let admit = |request: &Request| {
+            let Some(identity) = known.or_else(|| self.by_token(request)) else {
+                return Err(match api::is_public(request) {
+                    true => api::public(request),
+                    false => Response::problem(401, NO_TOKEN),
+                });
+            };
+            counted = stranger.take().map(|_| Counted::among(&self.open));
+            Ok(identity)
+        };
+        answer_one(stream, admit, |identity, request, body| match request.is_large() {
+            true => api::import(&self.queue, &identity, &request, body),
+            false => api::handle(&self.queue, &identity, &request),
         })
     }
 
@@ -207,28 +232,19 @@ impl Door {
     }
 }
 
-/// A connection of which it is not known yet who is at its other end. That does not take long.
-struct Greeting<'s> {
-    stream: &'s TcpStream,
-    begun: Instant,
-}
+/// A connection that is counted as long as this is there.
+struct Counted(Arc<AtomicUsize>);
 
-impl io::Read for Greeting<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self.begun.elapsed() > PATIENCE {
-            true => Err(io::ErrorKind::TimedOut.into()),
-            false => io::Read::read(&mut self.stream, buffer),
-        }
+impl Counted {
+    fn among(open: &Arc<AtomicUsize>) -> Self {
+        open.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(open))
     }
 }
 
-impl io::Write for Greeting<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        io::Write::write(&mut self.stream, bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

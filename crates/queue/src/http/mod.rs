@@ -52,16 +52,23 @@ fn read_head(stream: &mut dyn Stream, most: Duration) -> io::Result<(Vec<u8>, Ve
 }
 
 /// What comes from a client that has to have said it by then.
-struct InTime<'s> {
-    stream: &'s mut dyn Stream,
+struct InTime<'s, S: ?Sized> {
+    from: &'s mut S,
     until: Instant,
 }
 
-impl Read for InTime<'_> {
+impl<'s, S: ?Sized> InTime<'s, S> {
+    /// It may take as long as so many bytes take that come slowly.
+    fn new(from: &'s mut S, length: u64) -> Self {
+        Self { from, until: Instant::now() + HURRY + Duration::from_secs(length / SLOWEST) }
+    }
+}
+
+impl<S: Read + ?Sized> Read for InTime<'_, S> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match Instant::now() > self.until {
             true => Err(io::ErrorKind::TimedOut.into()),
-            false => self.stream.read(buffer),
+            false => self.from.read(buffer),
         }
     }
 }

@@ -2,9 +2,8 @@
 
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::time::{Duration, Instant};
 
-use super::{HURRY, InTime, MAX_HEADERS, SLOWEST, Stream, header, owned, read_head};
+use super::{HURRY, InTime, MAX_HEADERS, Stream, header, owned, read_head};
 
 /// No request has a longer body.
 const MAX_BODY: u64 = 8 << 20;
@@ -139,15 +138,17 @@ fn title(status: u16) -> &'static str {
     }
 }
 
-/// Reads one request, lets `handle` answer it, and sends the answer.
+/// Reads one request, lets `handle` answer it, and sends the answer. Whoever `admit` answers by the head of its request
+/// has its body heard out, and nothing of that is kept.
 ///
 /// # Errors
 /// If the other end is gone. What is no request is answered, and is no error.
-pub(crate) fn answer_one(
+pub(crate) fn answer_one<T>(
     stream: &mut dyn Stream,
-    handle: impl FnOnce(Request, &mut dyn Read) -> Response,
+    admit: impl FnOnce(&Request) -> Result<T, Response>,
+    handle: impl FnOnce(T, Request, &mut dyn Read) -> Response,
 ) -> io::Result<()> {
-    answer(stream, false, handle).map(drop)
+    answer(stream, false, admit, handle).map(drop)
 }
 
 /// Answers requests, one after the other, until the other end wants no more or says nothing for as long as the
@@ -159,21 +160,23 @@ pub fn answer_all(
     stream: &mut dyn Stream,
     mut handle: impl FnMut(Request) -> Response,
 ) -> io::Result<()> {
-    let mut goes_on = answer(stream, true, |request, _| handle(request))?;
+    let mut next = || answer(stream, true, |_| Ok(()), |(), request, _| handle(request));
+    let mut goes_on = next()?;
     while goes_on {
         // Whoever has had an answer may go.
-        goes_on = answer(stream, true, |request, _| handle(request)).unwrap_or(false);
+        goes_on = next().unwrap_or(false);
     }
     Ok(())
 }
 
 /// Answers one request; whether another may come, if `keep` lets it.
-fn answer(
+fn answer<T>(
     stream: &mut dyn Stream,
     keep: bool,
-    handle: impl FnOnce(Request, &mut dyn Read) -> Response,
+    admit: impl FnOnce(&Request) -> Result<T, Response>,
+    handle: impl FnOnce(T, Request, &mut dyn Read) -> Response,
 ) -> io::Result<bool> {
-    let (mut goes_on, mut is_head) = (false, false);
+    let (mut goes_on, mut is_head, mut unheard) = (false, false, 0);
     let response = match read_request(stream)? {
         Ok((mut request, length, before)) => {
             // It is what GET is, but for the body.
@@ -181,22 +184,28 @@ fn answer(
             if is_head {
                 "GET".clone_into(&mut request.method);
             }
-            // Nobody who asks before there is an answer is answered on the same connection.
-            let is_alone = before.len() as u64 <= length;
-            let is_last =
-                request.header("Connection").is_some_and(|c| c.eq_ignore_ascii_case("close"));
-            goes_on = keep && is_alone && !is_last && !request.is_large();
-            let before = io::Cursor::new(before);
-            if request.is_large() {
-                handle(request, &mut before.chain(&mut *stream).take(length))
-            } else {
-                let until = Instant::now() + HURRY + Duration::from_secs(length / SLOWEST);
-                let rest = InTime { stream: &mut *stream, until };
-                before.chain(rest).take(length).read_to_end(&mut request.body)?;
-                if (request.body.len() as u64) < length {
-                    return Err(io::ErrorKind::UnexpectedEof.into());
+            match admit(&request) {
+                Ok(admitted) => {
+                    // Nobody who asks before there is an answer is answered on the same connection.
+                    let is_alone = before.len() as u64 <= length;
+                    let is_last = request
+                        .header("Connection")
+                        .is_some_and(|c| c.eq_ignore_ascii_case("close"));
+                    goes_on = keep && is_alone && !is_last && !request.is_large();
+                    let mut body = io::Cursor::new(before).chain(&mut *stream).take(length);
+                    if request.is_large() {
+                        handle(admitted, request, &mut body)
+                    } else {
+                        read_body(&mut body, length, &mut request.body)?;
+                        handle(admitted, request, &mut io::empty())
+                    }
                 }
-                handle(request, &mut io::empty())
+                Err(refusal) => {
+                    if !request.is_large() {
+                        unheard = length.saturating_sub(before.len() as u64);
+                    }
+                    refusal
+                }
             }
         }
         Err(refusal) => refusal,
@@ -204,7 +213,24 @@ fn answer(
     // A stream ends with its connection.
     goes_on &= matches!(response.body, Body::Whole(_));
     send(stream, response, goes_on, is_head)?;
+    hear_out(stream, unheard);
     Ok(goes_on)
+}
+
+/// Reads a body of this length.
+fn read_body(from: &mut dyn Read, length: u64, body: &mut Vec<u8>) -> io::Result<()> {
+    InTime::new(from, length).read_to_end(body)?;
+    match (body.len() as u64) < length {
+        true => Err(io::ErrorKind::UnexpectedEof.into()),
+        false => Ok(()),
+    }
+}
+
+/// Takes what a client still sends that was answered before: it reads the answer behind that, and the kernel would throw the
+/// answer away if something had come that nobody has read.
+fn hear_out(stream: &mut dyn Stream, length: u64) {
+    // A client that has gone has nothing more to say.
+    let _ = io::copy(&mut InTime::new(stream, length).take(length), &mut io::sink());
 }
 
 fn send(
@@ -323,6 +349,7 @@ fn decode(text: &str) -> String {
 mod tests {
     use super::*;
     use std::os::unix::net::UnixStream;
+    use std::time::{Duration, Instant};
 
     /// A connection on which `input` comes in.
     struct Wire {
@@ -348,7 +375,11 @@ mod tests {
     fn ask(input: &str) -> (Option<Request>, String) {
         let mut wire = Wire { input: io::Cursor::new(input.into()), output: Vec::new() };
         let mut seen = None;
-        let answered = answer_one(&mut wire, |request, _| {
+        let admit = |request: &Request| match request.path.as_str() {
+            "/closed" => Err(Response::problem(401, "it is closed")),
+            _ => Ok(()),
+        };
+        let answered = answer_one(&mut wire, admit, |(), request, _| {
             seen = Some(request);
             Response::json(&serde_json::json!({ "ok": true }))
         });
@@ -366,6 +397,13 @@ mod tests {
         assert_eq!((seen.number("x"), seen.query("y")), (Some(1), Some("a b")));
         assert_eq!(seen.body, b"hi");
         assert!(output.starts_with("HTTP/1.1 200 OK\r\n") && output.ends_with("{\"ok\":true}"));
+    }
+
+    /// By its head: no body has come yet.
+    #[test]
+    fn who_is_not_admitted_is_told_before_its_body_is_read() {
+        let (seen, output) = ask("POST /closed HTTP/1.1\r\nContent-Length: 8388608\r\n\r\nab");
+        assert!(seen.is_none() && output.starts_with("HTTP/1.1 401 "), "{output}");
     }
 
     #[test]
@@ -467,7 +505,7 @@ mod tests {
     fn nobody_listens_for_ever_to_who_says_little() {
         let most = Duration::from_millis(100);
         let head = read_head(&mut Dribble, most).unwrap_err();
-        let mut body = InTime { stream: &mut Dribble, until: Instant::now() + most };
+        let mut body = InTime { from: &mut Dribble, until: Instant::now() + most };
         let body = body.read_to_end(&mut Vec::new()).unwrap_err();
         assert_eq!([head.kind(), body.kind()], [io::ErrorKind::TimedOut; 2]);
     }

@@ -1,7 +1,8 @@
 //! Where a daemon listens, and whom it answers: addresses, tokens, TLS.
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -82,6 +83,38 @@ fn over_the_network_a_token_and_a_certificate_are_needed() {
         .output()
         .unwrap();
     assert!(String::from_utf8_lossy(&refused.stderr).contains("without TLS"));
+}
+
+/// Who has shown no token is answered before it has sent a body, is heard out if it sends it all the same, and keeps nobody
+/// out by saying nothing.
+#[test]
+fn who_has_no_token_keeps_nobody_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = dir.path().join("tokens");
+    let token = "token-of-ann-which-is-long";
+    std::fs::write(&tokens, json!([{ "token": token, "owner": "ann" }]).to_string()).unwrap();
+    let place = format!("127.0.0.1:{}", port::free());
+    let address = format!("http://{place}");
+    let _daemon = Daemon::start(&["--listen", &address, "--tokens", tokens.to_str().unwrap()]);
+    let length = 4 << 20;
+    let head = format!("POST /v1/jobs HTTP/1.1\r\nContent-Length: {length}\r\n\r\n");
+    for body in [0, length] {
+        let mut stranger = TcpStream::connect(&place).unwrap();
+        stranger.write_all(head.as_bytes()).unwrap();
+        stranger.write_all(&vec![b' '; body]).unwrap();
+        let mut said = String::new();
+        BufReader::new(&stranger).read_line(&mut said).unwrap();
+        assert_eq!(said, "HTTP/1.1 401 Unauthorized\r\n");
+    }
+    // More than are served at a time.
+    let silent: Vec<_> = (0..520).map(|_| TcpStream::connect(&place).unwrap()).collect();
+    let output = Command::new(common::torpor())
+        .args(["queue", "list"])
+        .envs([("TORPOR_QUEUE", address.as_str()), ("TORPOR_QUEUE_TOKEN", token)])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", shown(&output));
+    drop(silent);
 }
 
 #[test]
