@@ -405,3 +405,87 @@ fn a_container_of_podman_is_looked_at() {
     assert_eq!(pair.known_there(), "");
     wait_until("both tidy up", || pair.is_tidy());
 }
+
+/// What Podman of the source exports is changed on its way, by whoever has that host.
+#[test]
+fn what_podman_was_not_told_does_not_come() {
+    let scratches = scratches("podman-hostile");
+    let pair = Pair::new(&scratches, ["10.97.111", "10.97.112"], &[]);
+    let mut client = pair.start("one");
+    let [bin, change, victim] = ["bin", "change", "victim"].map(|name| pair.host.path(name));
+    for dir in [&bin, &victim] {
+        fs::create_dir(dir).unwrap();
+    }
+    fs::write(victim.join("file"), "kept").unwrap();
+    let own = Command::new("sh").args(["-c", "command -v podman"]).succeed();
+    // What is exported is unpacked, changed by the script `change`, and packed again.
+    let script = format!(
+        "#!/bin/sh\nset -e\n{own} \"$@\"\ncase \"$*\" in *--export*) ;; *) exit;; esac\n\
+         while [ \"$1\" != --export ]; do shift; done\narchive=$2\n\
+         dir=$(mktemp -d {scratch}/XXXXXX)\ntar xf \"$archive\" -C \"$dir\"\ncd \"$dir\"\n\
+         . {change}\ntar cf \"$archive\" *\n",
+        own = own.trim(),
+        scratch = scratches[0].path().display(),
+        change = change.display()
+    );
+    fs::write(bin.join("podman"), script).unwrap();
+    fs::set_permissions(bin.join("podman"), fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let up = format!("{}{}", "../".repeat(30), &victim.to_str().unwrap()[1..]);
+    let away = victim.display();
+    let volume = format!(
+        "sed -i 's|\"rbind\"|\"rbind\", \"volume-opt=type=bind\", \"volume-opt=device={away}\"|' \
+         config.dump"
+    );
+    let link = format!(
+        "mkdir new; ln -s {away} new/link; tar cf rootfs-diff.tar new/link; rm new/link; mkdir new/link; touch new/link/file; tar rf rootfs-diff.tar new/link/file"
+    );
+    for (changes, why) in [
+        (format!("echo '[\"{up}\"]' >deleted.files"), "deleted.files"),
+        (link, "rootfs-diff.tar"),
+        (volume, "volume-opt=type=bind"),
+        (
+            "sed -i 's|\"id\":|\"secrets\": [{\"name\": \"password\"}], \"id\":|' config.dump"
+                .to_owned(),
+            "\"secrets\" does not come along",
+        ),
+        (
+            format!(
+                "sed -i 's|\"rootfsImageName\": \"{IMAGE}\"|\"rootfsImageName\": \"localhost/evil\"|' config.dump"
+            ),
+            "localhost/evil",
+        ),
+    ] {
+        fs::write(&change, &changes).unwrap();
+        let output = pair.command("one", &["--mode", "stop-and-copy"]).env("PATH", &path).output();
+        let error = judge(&output.unwrap()).unwrap_err();
+        assert!(error.contains(why), "{changes}: {error}");
+        wait_until("both tidy up", || pair.is_tidy());
+        assert_eq!((pair.known_there(), pair.volumes_there()), (String::new(), String::new()));
+        assert_eq!(fs::read_to_string(victim.join("file")).unwrap(), "kept", "{changes}");
+        pair.podman[0].expect_running("one");
+    }
+    assert_eq!(client.number(&["INCR", "kept"]), 1, "its client stays connected");
+    // Unchanged, it may come.
+    fs::write(&change, "").unwrap();
+    let output = pair.command("one", &["--mode", "stop-and-copy"]).env("PATH", &path).output();
+    judge(&output.unwrap()).unwrap();
+    assert!(pair.known_there().contains("one"));
+}
+
+/// What its configuration has Podman do is judged as that of a container of runc is: before anything is stopped.
+#[test]
+fn the_policy_judges_what_podman_would_mount() {
+    let scratches = scratches("podman-policy");
+    let options = ["--policy-rule", "mounts.sources=[\"/nowhere\"]"];
+    let options = options.map(|word| format!("--restore-option={word}"));
+    let pair = Pair::new(&scratches, ["10.97.113", "10.97.114"], &[&options[0], &options[1]]);
+    let mount = format!("{}:/shared", scratches[0].dir("shared/own").display());
+    let mut client = pair.start_with("one", &["--volume", &mount]);
+    for more in [&["--dry-run"][..], &[]] {
+        let error = pair.moves("one", more).unwrap_err();
+        assert!(error.contains("/shared/own") && error.contains("mounts.sources"), "{error}");
+    }
+    assert_eq!(pair.known_there(), "");
+    assert_eq!(client.number(&["INCR", "kept"]), 1);
+}

@@ -58,10 +58,11 @@ fn bundle(agent: &Agent, begin: &Begin, work: &Path) -> Result<Option<PathBuf>> 
     };
     let terms = agent.settings.terms(begin.with_rootfs);
     let bundle = runtime::make_sketch(&work.join("bundles"), &container, config, terms)?;
-    // Podman makes a configuration of its own here.
-    if container.runtime == Runtime::Runc {
-        audit::configuration(&agent.settings, &bundle)?;
-    }
+    let demand = match container.runtime {
+        Runtime::Runc => bundle.clone(),
+        Runtime::Podman => runtime::make_demand(&work.join("demand"), config)?,
+    };
+    audit::configuration(&agent.settings, &demand)?;
     Ok(Some(bundle))
 }
 

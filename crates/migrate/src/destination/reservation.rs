@@ -133,9 +133,11 @@ impl<'a> Reservation<'a> {
                 let tree = Tree::at(&root).context(|| root.display().to_string())?;
                 self.trees.push(Replica::new(tree));
             }
-            if let Base::Bundle(bundle) = self.base.insert(base) {
-                audit::configuration(settings, bundle)?;
-            }
+            let demand = match self.base.insert(base) {
+                Base::Bundle(bundle) => bundle.clone(),
+                Base::Podman(..) => runtime::make_demand(&self.work.path().join("demand"), config)?,
+            };
+            audit::configuration(settings, &demand)?;
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use super::director::Director;
 use crate::engine::{self, POST_RESTORE, POST_RESUME, SELF, repeat};
 use crate::error::{Context, Error, Result};
 use crate::host::pid_namespace;
-use crate::runtime::{self, Base, Container, Terms};
+use crate::runtime::{self, Base, Container};
 use crate::task::{self, Task};
 use crate::wire::message::Subject;
 
@@ -36,8 +36,6 @@ pub(super) struct Beginning<'a> {
     pub container: Option<&'a Container>,
     /// What that is restored with.
     pub base: Option<&'a Base>,
-    /// What it may bring.
-    pub terms: Terms,
 }
 
 impl Beginning<'_> {
@@ -103,7 +101,7 @@ impl Restore {
         director: Option<Director>,
     ) -> Result<Self> {
         let images = from.dir.join(from.round.to_string());
-        let mut call = container.restore(&images, base, from.dir, from.terms)?;
+        let mut call = container.restore(&images, base, from.dir)?;
         if from.is_lazy {
             call.tell_runtime("--lazy-pages");
         }

@@ -283,7 +283,6 @@ impl Session<'_> {
             is_lazy: self.place.begin.is_lazy,
             options: &self.place.agent.settings.restore_options,
             base: self.place.base.as_ref(),
-            terms: self.place.agent.settings.terms(self.place.begin.with_rootfs),
             container: self.place.ledger.record().container.as_ref(),
         }
     }

@@ -3,27 +3,27 @@
 //! The images come in rounds, so the archive of the source has none; here it gets a link to where they are. What it says
 //! about the host that it comes from becomes what is true here.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 
 use serde_json::Value;
-use tar::{Archive, Builder, EntryType, Header};
+use tar::{Archive, Builder, Entry, EntryType, Header};
 
-use super::bundle::{self, Terms, is_taken};
-use super::podman::Ways;
+use super::changes::{Changes, removed, reopened};
+use super::dump;
+use super::podman::{Description, Ways};
 use crate::error::{Context, Error, Result};
-use crate::record::new_id;
 
 /// The configuration of the container as Podman has it, and as its runtime has it.
 const DOCUMENTS: [&str; 2] = ["config.dump", "spec.dump"];
-/// What else comes along: addresses, /dev/shm, what has changed in the root file system.
-const FILES: [&str; 4] =
-    ["network.status", "devshm-checkpoint.tar", "rootfs-diff.tar", "deleted.files"];
-/// What is looked at in the configuration that Podman has.
-const LOOKED_AT: [&str; 4] = ["id", "runtime", "cgroupManager", "cgroupParent"];
-/// What does not come along of it: programs and paths of the other host.
-const STRANGE: [&str; 4] = ["conmonPidFile", "pid_file", "exitCommand", "rootfs"];
+/// The addresses of the container.
+const ADDRESSES: &str = "network.status";
+/// What has changed in the root file system, and what of the image is gone there.
+const CHANGES: &str = "rootfs-diff.tar";
+const REMOVED: &str = "deleted.files";
+/// The content of `/dev/shm`.
+const SHARED_MEMORY: &str = "devshm-checkpoint.tar";
 /// Where Podman looks for images.
 const IMAGES: &str = "checkpoint";
 /// Documents are no longer.
@@ -34,25 +34,30 @@ const MAX_DOCUMENT: u64 = 16 << 20;
 pub(super) struct Adaptation<'a> {
     /// The id of the container that was announced.
     pub id: &'a str,
+    /// What was said of it then, and judged.
+    pub said: &'a Description,
     /// Where its images are here.
     pub images: &'a Path,
     /// How Podman here does things.
     pub ways: &'a Ways,
-    /// What the container may bring.
-    pub terms: Terms,
+    /// The root file system of its image.
+    pub root: &'a Path,
 }
 
 impl Adaptation<'_> {
-    /// Reads the archive of the source at `from`, and writes that for this host to `to`.
+    /// Reads the archive of the source at `from`, and writes that for this host to `to`. Podman acts on what is in it
+    /// before anybody else is asked: all of it is judged here.
     ///
     /// # Errors
-    /// If it is no archive of that container, or brings what it may not; the disk's.
+    /// If it is no archive of that container, or brings what was not announced or could be written outside of the
+    /// container; the disk's.
     pub(super) fn write(&self, from: &Path, to: &Path) -> Result<()> {
         let name = || from.display().to_string();
         let mut archive = Archive::new(File::open(from).context(name)?);
         let made = File::create(to).context(|| to.display().to_string())?;
-        let mut adapted = Builder::new(made);
-        let mut documents = 0;
+        let (mut adapted, spare) = (Builder::new(made), to.with_extension("part"));
+        let mut root = Changes::new(CHANGES, Some(self.root));
+        let (mut documents, mut names) = (0, Vec::new());
         for entry in archive.entries().context(name)? {
             let mut entry = entry.context(name)?;
             let Some(what) = entry.path().ok().and_then(|path| path.to_str().map(str::to_owned))
@@ -62,18 +67,26 @@ impl Adaptation<'_> {
             if entry.header().entry_type() != EntryType::Regular {
                 continue;
             }
-            if DOCUMENTS.contains(&what.as_str()) {
-                documents += 1;
-                let text = self.document(&what, &mut entry)?;
+            if let Some(text) = self.document(&what, &mut entry)? {
+                documents += usize::from(DOCUMENTS.contains(&what.as_str()));
                 append(&mut adapted, &what, text.len() as u64, text.as_bytes()).context(name)?;
-            } else if FILES.contains(&what.as_str()) || is_volume(&what) {
-                let len = entry.size();
-                append(&mut adapted, &what, len, entry).context(name)?;
+            } else if what == REMOVED {
+                names = removed(&text_of(&what, &mut entry)?)?;
+            } else if what == CHANGES {
+                repack(&mut root, entry, &spare)?;
+                add(&mut adapted, &what, &spare)?;
+            } else if what == SHARED_MEMORY || self.is_volume(&what) {
+                repack(&mut Changes::new(&what, None), entry, &spare)?;
+                add(&mut adapted, &what, &spare)?;
             }
         }
         if documents != DOCUMENTS.len() {
             return Err(wrong(format!("it has {documents} of {DOCUMENTS:?}")));
         }
+        // Podman removes files when all is unpacked.
+        root.judge_removed(&names)?;
+        let text = Value::from(names).to_string();
+        append(&mut adapted, REMOVED, text.len() as u64, text.as_bytes()).context(name)?;
         let mut link = Header::new_gnu();
         link.set_entry_type(EntryType::Symlink);
         link.set_size(0);
@@ -82,60 +95,56 @@ impl Adaptation<'_> {
         adapted.finish().context(name)
     }
 
-    fn document(&self, what: &str, entry: &mut impl Read) -> Result<String> {
-        let mut text = String::new();
-        entry
-            .take(MAX_DOCUMENT + 1)
-            .read_to_string(&mut text)
-            .map_err(|error| wrong(format!("{what}: {error}")))?;
-        if text.len() as u64 > MAX_DOCUMENT {
-            return Err(wrong(format!("{what} has more than {MAX_DOCUMENT} bytes")));
+    /// A document of this name as it is for this host; `None` if it is none that comes along.
+    fn document(&self, what: &str, entry: &mut impl Read) -> Result<Option<String>> {
+        if what != ADDRESSES && !DOCUMENTS.contains(&what) {
+            return Ok(None);
         }
+        let text = text_of(what, entry)?;
         let mut document: Value =
             serde_json::from_str(&text).map_err(|error| wrong(format!("{what}: {error}")))?;
-        if what == DOCUMENTS[0] {
-            self.adapt(&mut document)?;
-        } else {
-            bundle::judge(&document, self.id, self.terms)?;
+        match what {
+            "config.dump" => dump::adapt(&mut document, self.id, self.said, self.ways)?,
+            ADDRESSES => dump::addresses(&document, &self.said.networks)?,
+            _ => self.said.is_spec(&mut document)?,
         }
-        Ok(document.to_string())
+        Ok(Some(document.to_string()))
     }
 
-    /// Programs and paths of the other host are not those of this one.
-    fn adapt(&self, config: &mut Value) -> Result<()> {
-        let known = [LOOKED_AT, STRANGE].concat();
-        torpor_policy::check_keys(config, &known).map_err(wrong)?;
-        if config["id"] != self.id {
-            return Err(wrong(format!("it is of container {}", config["id"])));
-        }
-        if config["runtime"].as_str().is_none_or(|runtime| !runtime.ends_with("runc")) {
-            return Err(wrong(format!("its runtime is {}", config["runtime"])));
-        }
-        config["runtime"] = "runc".into();
-        let mut strange = STRANGE.to_vec();
-        if config["cgroupManager"] != self.ways.cgroups.as_str() {
-            config["cgroupManager"] = self.ways.cgroups.as_str().into();
-            strange.push("cgroupParent");
-        }
-        for name in strange {
-            config.as_object_mut().and_then(|config| config.remove(name));
-        }
-        let parent = config["cgroupParent"].as_str().unwrap_or_default().to_owned();
-        if parent.starts_with('/') && is_taken(&format!("{parent}/libpod-{}", self.id)) {
-            let other = new_id()?;
-            config["cgroupParent"] = format!("{parent}-{}", &other[..8]).into();
-        }
-        Ok(())
+    /// Whether it is the content of a volume that was described.
+    fn is_volume(&self, what: &str) -> bool {
+        let name = what.strip_prefix("volumes/").and_then(|name| name.strip_suffix(".tar"));
+        name.is_some_and(|name| self.said.volumes.iter().any(|known| known == name))
     }
 }
 
-/// Whether it is the content of a volume.
-fn is_volume(what: &str) -> bool {
-    let name = what.strip_prefix("volumes/").and_then(|name| name.strip_suffix(".tar"));
-    name.is_some_and(|name| !name.is_empty() && !name.starts_with('.') && !name.contains('/'))
+/// Writes the archive that an entry is into the file `spare`.
+fn repack(tree: &mut Changes<'_>, entry: Entry<'_, impl Read>, spare: &Path) -> Result<()> {
+    tree.copy(entry, File::create(spare).context(|| spare.display().to_string())?)
 }
 
-fn wrong(why: String) -> Error {
+/// Adds the file `spare` under another name, and removes it.
+fn add(to: &mut Builder<File>, what: &str, spare: &Path) -> Result<()> {
+    let shown = || spare.display().to_string();
+    let (file, len) = reopened(spare)?;
+    append(to, what, len, file).context(shown)?;
+    fs::remove_file(spare).context(shown)
+}
+
+fn text_of(what: &str, entry: &mut impl Read) -> Result<String> {
+    let mut text = String::new();
+    entry
+        .take(MAX_DOCUMENT + 1)
+        .read_to_string(&mut text)
+        .map_err(|error| wrong(format!("{what}: {error}")))?;
+    if text.len() as u64 > MAX_DOCUMENT {
+        return Err(wrong(format!("{what} has more than {MAX_DOCUMENT} bytes")));
+    }
+    Ok(text)
+}
+
+/// What is wrong with an archive.
+pub(super) fn wrong(why: String) -> Error {
     Error::Protocol(format!("archive of a container: {why}"))
 }
 
@@ -158,92 +167,248 @@ mod tests {
 
     const ID: &str = "a1b2";
 
+    fn described() -> Description {
+        let description = json!({
+            "name": "web", "image": "localhost/web:1", "image_id": "c3d4",
+            "networks": ["shop"], "volumes": ["data"], "spec": {
+                "ociVersion": "1", "root": { "path": "/there/merged" },
+                "linux": { "cgroupsPath": "/libpod_parent/libpod-a1b2" },
+            },
+        });
+        serde_json::from_value(description).unwrap()
+    }
+
     /// What becomes of an archive of these files: their texts, or where they lead.
-    fn adapted(files: &[(&str, String)]) -> Result<BTreeMap<String, String>> {
+    fn adapted(files: &[(&str, Vec<u8>)]) -> Result<BTreeMap<String, String>> {
         let dir = tempfile::tempdir().unwrap();
         let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        let root = dir.path().join("root");
+        fs::create_dir_all(root.join("bin")).unwrap();
+        std::os::unix::fs::symlink("/run", root.join("link")).unwrap();
         let mut source = Builder::new(File::create(&from).unwrap());
         for (name, text) in files {
-            append(&mut source, name, text.len() as u64, text.as_bytes()).unwrap();
+            append(&mut source, name, text.len() as u64, text.as_slice()).unwrap();
         }
         source.finish().unwrap();
         let ways = Ways { conmon: "/usr/bin/conmon".into(), cgroups: "cgroupfs".to_owned() };
-        let terms = Terms { hooks: false, rootfs: false };
-        let images = Path::new("/work/2");
-        Adaptation { id: ID, images, ways: &ways, terms }.write(&from, &to)?;
+        let (images, said) = (Path::new("/work/2"), described());
+        let adaptation = Adaptation { id: ID, said: &said, images, ways: &ways, root: &root };
+        adaptation.write(&from, &to)?;
         let mut found = BTreeMap::new();
         for entry in Archive::new(File::open(&to).unwrap()).entries().unwrap() {
             let mut entry = entry.unwrap();
-            let mut text = String::new();
-            entry.read_to_string(&mut text).unwrap();
-            if let Some(to) = entry.link_name().unwrap() {
-                text = to.display().to_string();
-            }
+            let mut text = Vec::new();
+            entry.read_to_end(&mut text).unwrap();
+            let text = match entry.link_name().unwrap() {
+                Some(to) => to.display().to_string(),
+                None => String::from_utf8_lossy(&text).into_owned(),
+            };
             found.insert(entry.path().unwrap().display().to_string(), text);
         }
         Ok(found)
     }
 
-    fn config(change: impl FnOnce(&mut Value)) -> String {
+    fn changed(name: &'static str, change: impl FnOnce(&mut Value)) -> (&'static str, Vec<u8>) {
         let mut config = json!({
             "id": ID, "name": "web", "runtime": "runc", "cgroupParent": "/libpod_parent",
             "cgroupManager": "cgroupfs", "exitCommand": ["/bin/evil"], "conmonPidFile": "/etc/passwd",
+            "rootfsImageName": "localhost/web:1", "rootfsImageID": "c3d4", "storageOpts": null,
+            "mounts": ["/etc"], "spec": { "hooks": { "prestart": [{ "path": "/bin/evil" }] } },
+            "isService": false, "idMappingsOptions": { "HostUIDMapping": true, "UIDMap": null,
+                "AutoUserNsOpts": { "Size": 0, "PasswdFile": "" } },
+            "newNetworks": { "shop": { "interface_name": "eth0" } },
+            "namedVolumes": [{ "volumeName": "data", "dest": "/data",
+                "options": ["rw", "rprivate", "nosuid", "nodev", "rbind"] }],
         });
+        if name != "config.dump" {
+            // Its Podman had another path to the same directory.
+            config = described().spec;
+            config["root"]["path"] = json!("/there/../there/merged");
+        }
         change(&mut config);
-        config.to_string()
+        (name, config.to_string().into_bytes())
+    }
+
+    fn documents() -> [(&'static str, Vec<u8>); 2] {
+        DOCUMENTS.map(|name| changed(name, |_| {}))
+    }
+
+    /// Why documents with this change are refused.
+    fn refused(name: &'static str, change: impl FnOnce(&mut Value)) -> String {
+        let change = changed(name, change);
+        let others = documents().into_iter().filter(|(other, _)| *other != name);
+        adapted(&others.chain([change]).collect::<Vec<_>>()).unwrap_err().to_string()
+    }
+
+    /// Why an archive with this file is refused.
+    fn refused_with(name: &'static str, text: &[u8]) -> String {
+        let files = [&documents()[..], &[(name, text.to_vec())]].concat();
+        adapted(&files).unwrap_err().to_string()
+    }
+
+    /// An archive of empty files.
+    fn tar(names: &[&str]) -> Vec<u8> {
+        let mut made = Builder::new(Vec::new());
+        for name in names {
+            let mut header = Header::new_gnu();
+            header.set_size(0);
+            header.set_mode(0o644);
+            let is_directory = name.ends_with('/');
+            let kinds = [EntryType::Regular, EntryType::Directory];
+            header.set_entry_type(kinds[usize::from(is_directory)]);
+            made.append_data(&mut header, name, std::io::empty()).unwrap();
+        }
+        made.into_inner().unwrap()
     }
 
     #[test]
     fn what_is_of_the_other_host_does_not_come() {
-        let spec = r#"{"ociVersion":"1"}"#.to_owned();
+        let status = r#"{"shop":{"interfaces":{"eth0":{"mac_address":"e6:5e:1e:1e:ac:0e"}}}}"#;
         let files = [
-            ("config.dump", config(|_| {})),
-            ("spec.dump", spec.clone()),
-            ("rootfs-diff.tar", "diff".to_owned()),
-            ("checkpoint/pages-1.img", "old".to_owned()),
-            ("artifacts/x", "other".to_owned()),
-            ("volumes/data.tar", "volume".to_owned()),
-            ("volumes/a/b.tar", "other".to_owned()),
+            &documents()[..],
+            &[
+                ("network.status", status.as_bytes().to_vec()),
+                ("deleted.files", br#"["/bin/yes"]"#.to_vec()),
+                ("rootfs-diff.tar", tar(&["bin/new"])),
+                ("devshm-checkpoint.tar", tar(&["./", "./kept"])),
+                ("checkpoint/pages-1.img", b"old".to_vec()),
+                ("artifacts/x", b"other".to_vec()),
+                ("volumes/data.tar", tar(&["./", "sub/", "sub/file"])),
+                ("volumes/other.tar", tar(&["./"])),
+                ("volumes/a/b.tar", tar(&["./"])),
+            ],
         ];
-        let found = adapted(&files).unwrap();
+        let found = adapted(&files.concat()).unwrap();
         let names: Vec<&str> = found.keys().map(String::as_str).collect();
-        let expected =
-            ["checkpoint", "config.dump", "rootfs-diff.tar", "spec.dump", "volumes/data.tar"];
+        let expected = [
+            "checkpoint",
+            "config.dump",
+            "deleted.files",
+            "devshm-checkpoint.tar",
+            "network.status",
+            "rootfs-diff.tar",
+            "spec.dump",
+            "volumes/data.tar",
+        ];
         assert_eq!(names, expected);
-        assert_eq!((&found["checkpoint"][..], &found["rootfs-diff.tar"][..]), ("/work/2", "diff"));
+        assert_eq!(
+            (&found["checkpoint"][..], &found["deleted.files"][..]),
+            ("/work/2", r#"["/bin/yes"]"#)
+        );
+        assert!(found["rootfs-diff.tar"].starts_with("bin/new\0"));
         let config: Value = serde_json::from_str(&found["config.dump"]).unwrap();
-        assert!(config["exitCommand"].is_null() && config["conmonPidFile"].is_null(), "{config}");
+        for strange in ["exitCommand", "conmonPidFile", "mounts", "spec"] {
+            assert!(config[strange].is_null(), "{config}");
+        }
         assert!(config["name"] == "web" && config["cgroupParent"] == "/libpod_parent", "{config}");
+        let spec: Value = serde_json::from_str(&found["spec.dump"]).unwrap();
+        assert_eq!(spec, described().spec);
     }
 
     #[test]
     fn cgroups_are_made_as_they_are_here() {
-        let by_systemd = config(|config| {
+        let by_systemd = changed("config.dump", |config| {
             config["cgroupManager"] = json!("systemd");
             config["cgroupParent"] = json!("machine.slice");
         });
-        let spec = ("spec.dump", "{}".to_owned());
-        let found = adapted(&[("config.dump", by_systemd), spec]).unwrap();
+        let found = adapted(&[by_systemd, changed("spec.dump", |_| {})]).unwrap();
         let config: Value = serde_json::from_str(&found["config.dump"]).unwrap();
         assert!(config["cgroupManager"] == "cgroupfs" && config["cgroupParent"].is_null());
+        for parent in ["/system.slice", "/libpod_parent/../system.slice"] {
+            let said = refused("config.dump", |config| config["cgroupParent"] = json!(parent));
+            assert!(said.contains("cgroupParent"), "{said}");
+        }
+        assert!(refused("config.dump", |it| it["cgroupsMode"] = json!("split")).contains("split"));
     }
 
     #[test]
     fn archives_of_something_else_are_refused() {
-        let spec = |text: &str| ("spec.dump", text.to_owned());
-        let whole = ("config.dump", config(|_| {}));
-        let refused = |files: &[(&str, String)]| adapted(files).unwrap_err().to_string();
-        assert!(refused(std::slice::from_ref(&whole)).contains("it has 1 of"));
-        let other = ("config.dump", config(|config| config["id"] = json!("c3")));
-        assert!(refused(&[other, spec("{}")]).contains("c3"));
-        let crun = ("config.dump", config(|config| config["runtime"] = json!("crun")));
-        assert!(refused(&[crun, spec("{}")]).contains("crun"));
-        let hooks = spec(r#"{"hooks":{"prestart":[{"path":"/bin/evil"}]}}"#);
-        assert!(refused(&[whole.clone(), hooks]).contains("hooks"));
-        let hooks = spec(r#"{"Hooks":{"prestart":[{"path":"/bin/evil"}]}}"#);
-        assert!(refused(&[whole, hooks]).contains("Hooks"));
-        let program =
-            ("config.dump", config(|config| config["ExitCommand"] = json!(["/bin/evil"])));
-        assert!(refused(&[program, spec("{}")]).contains("ExitCommand"));
+        let [whole, _] = documents();
+        assert!(adapted(&[whole]).unwrap_err().to_string().contains("it has 1 of"));
+        let config = |key: &str, value: Value| refused("config.dump", |it| it[key] = value);
+        assert!(config("id", json!("c3")).contains("c3"));
+        assert!(config("runtime", json!("crun")).contains("crun"));
+        assert!(config("ExitCommand", json!(["/bin/evil"])).contains("ExitCommand"));
+        let hooks = json!({ "prestart": [{ "path": "/bin/evil" }] });
+        for key in ["hooks", "Hooks"] {
+            let said = refused("spec.dump", |spec| spec[key] = hooks.clone());
+            assert!(said.contains("not what was described"), "{said}");
+        }
+        let said = refused("spec.dump", |spec| spec["mounts"] = json!([{ "source": "/etc" }]));
+        assert!(said.contains("mounts is not what was described"), "{said}");
+    }
+
+    /// Podman removes them, whatever leads there.
+    #[test]
+    fn files_of_this_host_are_not_removed() {
+        for name in ["../../../../../../etc", "/../etc", "/", "/link/lock"] {
+            let said = refused_with("deleted.files", json!([name]).to_string().as_bytes());
+            assert!(said.contains(&format!("{:?}", name.trim_start_matches('/'))), "{said}");
+        }
+        assert!(refused_with("rootfs-diff.tar", &tar(&["link/lock"])).contains("link/lock"));
+        assert!(
+            refused_with("volumes/data.tar", &tar(&["link/lock"])).contains("volumes/data.tar")
+        );
+        assert!(refused_with("devshm-checkpoint.tar", &tar(&["a/b"])).contains("devshm"));
+        assert!(refused_with("rootfs-diff.tar", &[7; 1024]).contains("rootfs-diff.tar"));
+    }
+
+    /// Podman mounts what they say, and unpacks there.
+    #[test]
+    fn volumes_are_made_of_nothing_of_this_host() {
+        let with = |key: &str, value: Value| {
+            refused("config.dump", |config| config["namedVolumes"][0][key] = value)
+        };
+        let bind = ["volume-opt=type=bind", "volume-opt=device=/etc", "volume-opt=o=bind"];
+        for option in [&bind[..], &["O", "upperdir=/etc"], &["rshared"]].concat() {
+            let said = with("options", json!(["rw", option]));
+            assert!(said.contains("volume data has the option") && said.contains(option), "{said}");
+        }
+        assert!(with("driver", json!("local")).contains("driver"));
+        assert!(with("volumeName", json!("other")).contains("other"));
+        assert!(with("Options", json!(["volume-opt=type=bind"])).contains("Options"));
+        let two = json!([{ "volumeName": "data" }, { "volumeName": "../x" }]);
+        let said = refused("config.dump", |config| config["namedVolumes"] = two);
+        assert!(said.contains("../x"), "{said}");
+    }
+
+    /// Podman gives, mounts or fetches what they name.
+    #[test]
+    fn nothing_comes_that_was_not_described() {
+        for (key, value) in [
+            ("secrets", json!([{ "name": "password" }])),
+            ("secret_env", json!({ "PASSWORD": { "name": "password" } })),
+            ("overlayVolumes", json!([{ "dest": "/d", "source": "/etc" }])),
+            ("ctrImageVolumes", json!([{ "source": "other", "dest": "/d" }])),
+            ("netNsCtr", json!("c3")),
+            ("userNsCtr", json!("c3")),
+            ("pod", json!("p3")),
+            ("Dependencies", json!(["c3"])),
+            ("chroot_directories", json!(["/etc"])),
+            ("HostUsers", json!(["admin"])),
+            ("rootfs_overlay", json!(true)),
+            ("storageOpts", json!({ "size": "1" })),
+            ("sdnotifySocket", json!("/run/systemd/notify")),
+            ("mountAllDevices", json!(true)),
+            ("cdiDevices", json!(["vendor.com/gpu=all"])),
+            ("preserveFds", json!(1)),
+            ("invented", json!("later")),
+            ("rootfsImageName", json!("registry.example/evil:1")),
+            ("rootfsImageID", json!("e5f6")),
+            ("name", json!("other")),
+            ("MountLabel", json!("a\",lowerdir=/etc")),
+        ] {
+            let said = refused("config.dump", |config| config[key] = value);
+            assert!(said.contains(key), "{key}: {said}");
+        }
+        let said = refused("config.dump", |config| config["newNetworks"]["host"] = json!({}));
+        assert!(said.contains("host"), "{said}");
+        let said = refused("config.dump", |config| {
+            config["idMappingsOptions"]["AutoUserNsOpts"]["PasswdFile"] = json!("/etc/shadow");
+        });
+        assert!(said.contains("PasswdFile"), "{said}");
+        for status in [r#"{"host":{}}"#, r#"{"shop":{"interfaces":{"../x":{}}}}"#, "[]"] {
+            assert!(refused_with("network.status", status.as_bytes()).contains("archive of"));
+        }
     }
 }

@@ -8,7 +8,9 @@
 
 mod archive;
 mod bundle;
+mod changes;
 mod conmon;
+mod dump;
 mod idle;
 mod job;
 mod podman;
@@ -31,8 +33,8 @@ pub use self::conmon::{NAME as CONMON, run as conmon};
 pub use self::idle::serve as idle;
 pub(crate) use self::job::start_marked;
 pub use self::job::{Call, Streams, remove, serve, start, start_restore, wait};
-pub(crate) use self::podman::ARCHIVE;
 pub use self::podman::Ways;
+pub(crate) use self::podman::{ARCHIVE, demand as make_demand};
 use crate::cancel::Cancel;
 use crate::error::{Context, Error, Result};
 
@@ -254,8 +256,8 @@ impl Container {
     /// A restore from `images`, with what is made for it in `work`.
     ///
     /// # Errors
-    /// If the container is not the one that was announced, or brings what it may not.
-    pub fn restore(&self, images: &Path, base: &Base, work: &Path, terms: Terms) -> Result<Call> {
+    /// If the container is not the one that was announced, or brings what it may not; if Podman fails to show its image.
+    pub fn restore(&self, images: &Path, base: &Base, work: &Path) -> Result<Call> {
         let mut conmon = None;
         let mut words: Vec<String> = match base {
             Base::Bundle(bundle) => {
@@ -264,9 +266,11 @@ impl Container {
                 let named = ["--bundle", &bundle, "--image-path", &images, "--work-path", &work];
                 named.iter().chain(&["--detach"]).map(|&word| word.to_owned()).collect()
             }
-            Base::Podman(ways) => {
+            Base::Podman(ways, said) => {
                 let archive = work.join(podman::ARCHIVE);
-                let adaptation = Adaptation { id: &self.id, images, ways, terms };
+                let mounted = podman::Mounted::new(&said.image_id)?;
+                let (id, root) = (&self.id, &mounted.path);
+                let adaptation = Adaptation { id, said, images, ways, root };
                 adaptation.write(&images.join(podman::ARCHIVE), &archive)?;
                 // Pages that come later are told of there.
                 let words = vec!["--work-path".to_owned(), work.display().to_string()];
@@ -377,14 +381,14 @@ pub fn judge(container: &Container, description: &str, terms: Terms) -> Result<(
 pub enum Base {
     /// The bundle that runc is given.
     Bundle(PathBuf),
-    /// Podman makes a bundle of its own, in its own way.
-    Podman(Ways),
+    /// Podman makes a bundle of its own, in its own way, of what was described.
+    Podman(Ways, Box<podman::Description>),
 }
 
 /// Gets ready what a container is restored with: a bundle below `dir`. What describes it is judged first.
 ///
 /// # Errors
-/// As [`bundle::make`]; if Podman does not say how it does things.
+/// As [`bundle::make`]; if Podman does not say how it does things, or the description is none.
 pub(crate) fn make_base(
     dir: &Path,
     container: &Container,
@@ -393,7 +397,7 @@ pub(crate) fn make_base(
 ) -> Result<Base> {
     match container.runtime {
         Runtime::Runc => bundle::make(dir, &container.id, description, terms).map(Base::Bundle),
-        Runtime::Podman => Ways::ask().map(Base::Podman),
+        Runtime::Podman => Ok(Base::Podman(Ways::ask()?, Box::new(podman::read(description)?))),
     }
 }
 

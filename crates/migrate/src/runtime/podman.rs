@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::bundle::{self, Terms};
-use super::{Container, Runtime, State, configuration, job};
+use super::{Container, Runtime, State, archive, configuration, job};
 use crate::cancel::Cancel;
 use crate::error::{Context, Error, Result};
 use crate::group::Group;
@@ -128,14 +128,97 @@ impl Inspected {
 
 /// What describes a container to the destination.
 #[derive(Debug, Serialize, Deserialize)]
-struct Description {
-    name: String,
-    image: String,
-    image_id: String,
-    networks: Vec<String>,
-    volumes: Vec<String>,
+pub struct Description {
+    pub(super) name: String,
+    pub(super) image: String,
+    pub(super) image_id: String,
+    pub(super) networks: Vec<String>,
+    pub(super) volumes: Vec<String>,
     /// Its configuration, as runc has it.
-    spec: Value,
+    pub(super) spec: Value,
+}
+
+impl Description {
+    /// Makes a configuration the one that was described, and so was judged.
+    ///
+    /// # Errors
+    /// If it says anything else.
+    pub(super) fn is_spec(&self, found: &mut Value) -> Result<()> {
+        // The description has the whole path. Podman here has one of its own.
+        if found["root"].is_object() {
+            found["root"]["path"] = self.spec["root"]["path"].clone();
+        }
+        let differs = |name: &&&str| found[**name] != self.spec[**name];
+        match found == &self.spec {
+            true => Ok(()),
+            false => {
+                let part = PARTS.iter().find(differs).unwrap_or(&"something");
+                Err(archive::wrong(format!("spec.dump: {part} is not what was described")))
+            }
+        }
+    }
+
+    /// The part of the configuration that Podman and runc do before the engine is asked, and that is not of Podman here.
+    fn demand(&self) -> Value {
+        let mut spec = self.spec.clone();
+        // It is in the storage of Podman here.
+        spec["root"]["path"] = "rootfs".into();
+        if let Some(mounts) = spec["mounts"].as_array_mut() {
+            mounts
+                .retain(|mount| !mount["destination"].as_str().is_some_and(|at| OWN.contains(&at)));
+        }
+        spec
+    }
+}
+
+/// The parts of a configuration, to name one of them.
+const PARTS: [&str; 7] = ["process", "root", "hostname", "mounts", "hooks", "annotations", "linux"];
+/// Where Podman mounts files of its own: it takes no others.
+const OWN: [&str; 6] = [
+    "/dev/shm",
+    "/etc/hostname",
+    "/etc/hosts",
+    "/etc/resolv.conf",
+    "/run/.containerenv",
+    "/run/secrets",
+];
+
+/// The root file system of an image, as long as this is there.
+#[derive(Debug)]
+pub(super) struct Mounted<'a> {
+    image: &'a str,
+    pub(super) path: PathBuf,
+}
+
+impl<'a> Mounted<'a> {
+    /// Has Podman mount the image of this id.
+    ///
+    /// # Errors
+    /// If Podman has none, or fails at that.
+    pub(super) fn new(image: &'a str) -> Result<Self> {
+        let path = PathBuf::from(say(&["image", "mount", "--", image])?);
+        let mounted = Self { image, path };
+        match mounted.path.is_absolute() && mounted.path.is_dir() {
+            true => Ok(mounted),
+            false => Err(Error::refused(format!("podman image mount says {:?}", mounted.path))),
+        }
+    }
+}
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = say(&["image", "unmount", "--", self.image]) {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+/// Whether Podman gives containers, networks and volumes such names.
+pub(super) fn is_name(text: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
+    (1..=MAX_NAME).contains(&text.len())
+        && !text.starts_with(['.', '-', '_'])
+        && text.bytes().all(plain)
 }
 
 /// A call of Podman.
@@ -207,16 +290,23 @@ pub(super) fn describe(id: &str) -> Result<String> {
     serde_json::to_string(&description).map_err(|error| Error::refused(error.to_string()))
 }
 
-fn read(description: &str) -> Result<Description> {
+/// Reads a description.
+///
+/// # Errors
+/// If it is none, or has names that are none.
+pub(super) fn read(description: &str) -> Result<Description> {
     let wrong = |why: String| Error::Protocol(format!("description of a container: {why}"));
     let read: Description =
         serde_json::from_str(description).map_err(|error| wrong(error.to_string()))?;
     let is_plain = |text: &&String| {
         (1..=MAX_NAME).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
     };
-    let named = [&read.name, &read.image, &read.image_id].into_iter();
-    let odd = named.chain(&read.networks).chain(&read.volumes).find(|text| !is_plain(text));
-    match odd.cloned() {
+    let odd = {
+        let mut images = [&read.image, &read.image_id].into_iter();
+        let mut names = read.networks.iter().chain(&read.volumes).chain([&read.name]);
+        images.find(|text| !is_plain(text)).or_else(|| names.find(|text| !is_name(text))).cloned()
+    };
+    match odd {
         Some(text) => Err(wrong(format!("{text:?} is no name"))),
         None => Ok(read),
     }
@@ -279,6 +369,19 @@ pub(super) fn sketch(dir: &Path, description: &str) -> Result<PathBuf> {
     let file = dir.join("config.json");
     make_private(dir)?;
     fs::write(&file, read(description)?.spec.to_string()).context(|| file.display().to_string())?;
+    Ok(dir.to_owned())
+}
+
+/// What the policy judges before anything is stopped: a bundle in `dir` with the part of the configuration that is done before
+/// the engine is asked.
+///
+/// # Errors
+/// If the directory cannot be made, or not be written to.
+pub(crate) fn demand(dir: &Path, description: &str) -> Result<PathBuf> {
+    let file = dir.join("config.json");
+    make_private(dir)?;
+    let spec = read(description)?.demand().to_string();
+    fs::write(&file, spec).context(|| file.display().to_string())?;
     Ok(dir.to_owned())
 }
 
