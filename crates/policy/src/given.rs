@@ -45,7 +45,7 @@ impl GivenNamespace {
                 .and_then(|entry| entry.ext_key),
             _ => None,
         };
-        let joined = roots && passed.joined.iter().any(|joined| joined == name);
+        let joined = roots && passed.joins(kind);
         let given = key.is_some() || joined;
         Ok(given.then_some(GivenNamespace { kind: name, number, key }))
     }

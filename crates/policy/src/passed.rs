@@ -5,6 +5,7 @@ use crate::collect::anybody::OpenNetwork;
 use crate::groups::Roots;
 use crate::limits::NO_LOGIN;
 use crate::mount_options::{READ_ONLY, flags};
+use crate::namespace::NsKind;
 use crate::origin::Origin;
 use crate::spec::Spec;
 use crate::user_maps::{IdExtent, UserMaps};
@@ -69,6 +70,12 @@ pub struct Passed {
 }
 
 impl Passed {
+    /// Whether the root task joins a namespace of this kind.
+    #[must_use]
+    pub fn joins(&self, kind: NsKind) -> bool {
+        self.joined.iter().any(|joined| joined == kind.name())
+    }
+
     /// Whether the tasks may have a capability (`CAP_*` number): the configuration of the
     /// container gives it, or, without one, the restoring program has it.
     pub(crate) fn grants(&self, capability: u32) -> bool {

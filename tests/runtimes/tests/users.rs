@@ -20,7 +20,7 @@ use crate::counting::goes_on;
 use crate::images::archives::{archive, header};
 use crate::images::{FOREIGN, Images, at, bundle_of, refuses_of};
 
-const COUNT: &str = "i=0; while :; do i=$((i+1)); echo $i >> /count; sleep 0.02; done";
+pub(crate) const COUNT: &str = "i=0; while :; do i=$((i+1)); echo $i >> /count; sleep 0.02; done";
 
 /// What the shell has read from /data is another file, on the mount at `place`.
 fn other_file(images: &Images, place: &str, path: &str) {
@@ -311,7 +311,7 @@ fn fails_with(mode: u32, file: &Path, container: &Container<'_>, scratch: &Scrat
 }
 
 /// A container of a user without capabilities, whose root file system is root's.
-fn bundle_of_user(scratch: &Scratch, program: &str) -> Bundle {
+pub(crate) fn bundle_of_user(scratch: &Scratch, program: &str) -> Bundle {
     let bundle = bundle_of(scratch, program).configure(|config| {
         config["process"]["user"] = json!({"uid": 65534, "gid": 65534});
     });

@@ -42,7 +42,7 @@ use torpor_tracee::syscall::{self, RemoteFd, Syscall};
 
 use self::files::RegisteredFile;
 use self::inside::KernelView;
-pub(crate) use self::polled::{Rights, fetchers};
+pub(crate) use self::polled::fetchers;
 use self::refusal::{refuse, refuse_use};
 use self::registered::GroupQuestion;
 pub(crate) use self::restore::IoUringRestorer;

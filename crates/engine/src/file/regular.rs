@@ -256,7 +256,7 @@ pub(crate) fn open(cx: &mut Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
     let given = FileKey::of_path(file).and_then(|name| ext::inherited(cx.given, &name));
     match (file.found, given) {
         (FoundBy::Caller, given) => return external(cx, file, given),
-        (FoundBy::Queue(namespace), _) => return mqueue::open(cx.spaces, file, namespace),
+        (FoundBy::Queue(namespace), _) => return mqueue::open(cx, file, namespace),
         (FoundBy::Path | FoundBy::Mount, Some(given)) => return duplicate(given),
         (FoundBy::Path | FoundBy::Mount, None) => {}
     }

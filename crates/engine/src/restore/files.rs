@@ -9,12 +9,13 @@ use torpor_policy::{FileKind, MemoryFile, MemoryInode, OpenFile, Terminal};
 
 use super::memory;
 use super::planned::FileParts;
+use super::process::Rights;
 use crate::error::{About, Context, Error, Result};
 use crate::file::OpenFiles;
 use crate::file::description::duplicate;
 use crate::file::epoll::EpollRestorer;
 use crate::file::fifo::FifoRestorer;
-use crate::file::io_uring::{IoUringRestorer, Rights};
+use crate::file::io_uring::IoUringRestorer;
 use crate::file::lock::{self, HeldLock};
 use crate::file::memfd::{self, MemfdRestorer};
 use crate::file::notify::{FanotifyRestorer, InotifyRestorer, Sleeper};

@@ -337,7 +337,7 @@ fn networks(
 
 /// Limits of IPC namespaces that a new one does not have.
 fn limits_of_ipc(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) -> Result<()> {
-    let joined = view.passed.joined.iter().any(|kind| kind == NsKind::Ipc.name());
+    let joined = view.passed.joins(NsKind::Ipc);
     let is_given = |ns: &Namespace| ns.is_host || (joined && ns.task == 0);
     for ns in spaces.of_kind(NsKind::Ipc).filter(|ns| !is_given(ns)) {
         for setting in spaces.filling.objects(ns.id)?.setup.limits.all() {

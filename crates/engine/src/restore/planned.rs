@@ -118,7 +118,7 @@ impl Planned {
         let user = spaces.own_user().map(|ns| ns.id);
         let maps = match user {
             // The ids of the images are then those of another namespace than their own.
-            _ if passed.joined.iter().any(|kind| kind == NsKind::User.name()) => {
+            _ if passed.joins(NsKind::User) => {
                 passed.user_maps.clone().map_or_else(IdMaps::identity, IdMaps::new)
             }
             Some(id) => IdMaps::planned(plan, id)?,

@@ -3,10 +3,13 @@
 
 use std::os::fd::OwnedFd;
 
-use torpor_tracee::Tracee;
+use torpor_tracee::{Tracee, syscall};
 
-use crate::error::Result;
-use crate::namespace::{NsKind, send_into};
+use super::tasks::Task;
+use crate::error::{Error, Result};
+use crate::namespace::user::IdMaps;
+use crate::namespace::{Namespaces, NsKind, send_into};
+use crate::task::stand_in;
 
 /// Works while there is a child of `root` with the pid `vpid`, or any free one.
 ///
@@ -43,6 +46,44 @@ pub(crate) fn with_thread<T>(
     let done = work(&mut thread);
     thread.exit_thread()?;
     done
+}
+
+/// What it takes to give a thread the rights of a task.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rights<'c> {
+    /// Ids of the tree's user namespace.
+    pub maps: &'c IdMaps,
+    /// The namespaces.
+    pub spaces: &'c Namespaces,
+    /// The security profile to use instead of that in the image.
+    pub profile: Option<&'c str>,
+}
+
+/// Works while the husk of a task has one thread more, which has the rights that the task itself gets later.
+///
+/// # Errors
+/// What `work` returns; if the image does not say what the task may do, or the kernel does not let the thread have that.
+pub(crate) fn in_its_name<T>(
+    task: &mut Task,
+    rights: Rights<'_>,
+    work: impl FnOnce(&mut Tracee) -> Result<T>,
+) -> Result<T> {
+    let image = &task.image;
+    let unknown = || Error::invalid("core", "a task that something is made for has no credentials");
+    let credentials = image.rights().cloned().ok_or_else(unknown)?;
+    let scheduling = image.scheduling.first().cloned().unwrap_or_default();
+    let own = rights.spaces.ids_of(&image.homes);
+    let husk = task.remote()?;
+    let dumpable = husk.call("PR_GET_DUMPABLE", syscall::prctl(libc::PR_GET_DUMPABLE, []))?;
+    let done = with_thread(husk, |thread| {
+        stand_in(thread, &scheduling, &credentials, (rights.maps, &own), rights.profile)?;
+        work(thread)
+    })?;
+    // Who changes ids hides the memory of all its threads from others.
+    if dumpable == 1 {
+        husk.call("PR_SET_DUMPABLE", syscall::prctl(libc::PR_SET_DUMPABLE, [dumpable]))?;
+    }
+    Ok(done)
 }
 
 /// Works while somebody lives in a pid namespace below that of `root`, with the rights of that.

@@ -47,8 +47,7 @@ pub(super) fn objects(
 fn spaces(checkpoint: &Checkpoint<'_>, passed: &Passed) -> Result<Vec<(u64, IpcSetup)>> {
     // Nothing is made in one that is joined, which is the root task's.
     let root = checkpoint.tasks.first().and_then(|root| root.homes.own(NsKind::Ipc));
-    let joins = passed.joined.iter().any(|kind| kind == NsKind::Ipc.name());
-    let joined = root.filter(|_| joins);
+    let joined = root.filter(|_| passed.joins(NsKind::Ipc));
     let made = checkpoint.namespaces(NsKind::Ipc).into_iter().filter(|id| Some(*id) != joined);
     let mut spaces = vec![];
     for id in made.map(u64::from) {

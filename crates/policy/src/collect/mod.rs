@@ -134,7 +134,7 @@ fn user_namespace(
     all: &mut Requests,
 ) -> Result<Maps> {
     // The ids of the images are then those of another namespace than their own.
-    if passed.joined.iter().any(|kind| kind == "user") {
+    if passed.joins(NsKind::User) {
         return Ok(Maps(passed.user_maps.clone()));
     }
     let mut maps = Maps::default();

@@ -17,6 +17,7 @@ use super::checkpoint::{Checkpoint, KINDS};
 use super::mounts::DEVICE_KEY;
 use super::{targets, unreferenced};
 use crate::error::{Error, Result, invalid};
+use crate::memory::AreaKind;
 use crate::namespace::NsKind;
 use crate::remap::{FoundElsewhere, Remap};
 use crate::socket_kind::network_of;
@@ -62,6 +63,7 @@ const OF_NAMESPACES: [(&str, &[Kind]); 7] = [
 pub fn check(checkpoint: &Checkpoint<'_>) -> Result<()> {
     let numbers = Numbers::of(checkpoint)?;
     nested(checkpoint)?;
+    segments(checkpoint)?;
     images_of_namespaces(checkpoint, &numbers)?;
     files(checkpoint, &numbers)?;
     let sockets = checkpoint.files.iter().filter_map(|entry| UnixEnd::of(entry).transpose());
@@ -130,6 +132,21 @@ fn nested(checkpoint: &Checkpoint<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Segments of shared memory in this host's IPC namespace: no dump keeps a task that is attached to one.
+fn segments(checkpoint: &Checkpoint<'_>) -> Result<()> {
+    for task in checkpoint.tasks.iter().filter(|task| task.homes.own(NsKind::Ipc).is_none()) {
+        let segment = task.areas.iter().find_map(|area| match area.kind {
+            AreaKind::Segment(id) => Some((area.start, id)),
+            _ => None,
+        });
+        if let Some((start, id)) = segment {
+            let reason = format!("mapping {start:x} is segment {id} of this host's ipc namespace");
+            return invalid(kind::MM.file_name(task.pid.into()), reason);
+        }
+    }
+    Ok(())
+}
+
 fn images_of_namespaces(checkpoint: &Checkpoint<'_>, numbers: &Numbers) -> Result<()> {
     for name in checkpoint.images.names()? {
         let Some((found, number)) = Kind::of_file(&name) else { continue };
@@ -148,6 +165,8 @@ fn images_of_namespaces(checkpoint: &Checkpoint<'_>, numbers: &Numbers) -> Resul
 
 /// The namespaces that open files refer to.
 fn files(checkpoint: &Checkpoint<'_>, numbers: &Numbers) -> Result<()> {
+    // Not this host's.
+    let spaces = checkpoint.namespaces(NsKind::Ipc);
     for entry in &checkpoint.files {
         let wrong = |kind: &str, number: u32| {
             let reason =
@@ -161,7 +180,7 @@ fn files(checkpoint: &Checkpoint<'_>, numbers: &Numbers) -> Result<()> {
             return wrong("net", number);
         }
         let queue = entry.reg.as_ref().and_then(|reg| reg.torpor_mqueue);
-        if let Some(number) = queue.filter(|&number| !numbers.is(number, "ipc")) {
+        if let Some(number) = queue.filter(|number| !spaces.contains(number)) {
             return wrong("ipc", number);
         }
         if let Some(namespace) = &entry.nsf {

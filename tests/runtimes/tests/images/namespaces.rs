@@ -4,11 +4,14 @@ use std::fs;
 
 use serde_json::json;
 use torpor_images::kind;
-use torpor_images::proto::{TaskKobjIdsEntry, UidGidExtent, UsernsEntry};
+use torpor_images::proto::{
+    FdTypes, MmEntry, RegFileEntry, TaskKobjIdsEntry, UidGidExtent, UsernsEntry, VmaEntry,
+};
 use torpor_runtimes_tests::command::{Run, command};
 use torpor_runtimes_tests::scratch::Scratch;
 
 use super::{Images, bundle, refuses, refuses_of};
+use crate::users::{COUNT, bundle_of_user};
 
 #[test]
 fn namespace_numbers() {
@@ -156,4 +159,94 @@ fn namespaces_that_are_joined() {
     for kind in kinds {
         command("umount", &["--lazy"]).arg(scratch.join(kind)).succeed();
     }
+}
+
+/// In a namespace that is joined are the objects of others, too: a task gets those that it may have itself.
+#[test]
+fn objects_of_a_namespace_that_is_joined() {
+    fn attached(images: &Images, segment: u64) {
+        let start = 0x6000_0000_0000;
+        let area = VmaEntry {
+            start,
+            end: start + 4096,
+            shmid: segment,
+            prot: 3,                      // PROT_READ, PROT_WRITE
+            flags: 0x21,                  // MAP_SHARED, MAP_ANONYMOUS
+            status: 1 | 1 << 8 | 1 << 10, // System V
+            fd: -1,
+            ..VmaEntry::default()
+        };
+        let mut mm: MmEntry = images.dir.read_one(kind::MM, 1).unwrap();
+        let place = mm.vmas.partition_point(|vma| vma.start < start);
+        mm.vmas.insert(place, area);
+        images.dir.write_one(kind::MM, 1, &mm).unwrap();
+    }
+    fn queue(images: &Images, name: &str, space: Option<u32>) {
+        images.open(FdTypes::Reg, |entry| {
+            entry.reg = Some(RegFileEntry {
+                id: entry.id,
+                name: name.into(),
+                flags: 2, // O_RDWR
+                torpor_mqueue: space,
+                ..RegFileEntry::default()
+            });
+        });
+    }
+    fn hosts(images: &Images) -> Option<u32> {
+        images.dir.inventory().unwrap().root_ids.unwrap().ipc_ns_id
+    }
+    /// The one that belongs to another user has 0600; the other is for everybody.
+    const MAKE: &str = "mount -t mqueue none \"$1\" && touch \"$1/closed\" \"$1/open\" && chmod 666 \"$1/open\" && \
+        chmod 600 \"$1/closed\" && setpriv --reuid=4711 --clear-groups ipcmk -M 4096 -p 0600 && \
+        setpriv --reuid=4711 --clear-groups ipcmk -M 4096 -p 0666";
+    let scratch = Scratch::new("images-joined-objects");
+    let (space, queues) = (scratch.join("ipc"), scratch.dir("queues"));
+    fs::write(&space, "").unwrap();
+    command("unshare", &[&format!("--ipc={}", space.display()), "true"]).succeed();
+    let inside = format!("--ipc={}", space.display());
+    let made = command("nsenter", &[&inside, "unshare", "--mount", "sh", "-ec", MAKE, "sh"])
+        .arg(&queues)
+        .succeed();
+    assert!(made.contains("id: 0") && made.contains("id: 1"), "{made}");
+    let bundle = bundle_of_user(&scratch, COUNT).configure(|config| {
+        let mut spaces = config["linux"]["namespaces"].as_array_mut().unwrap().iter_mut();
+        spaces.find(|space| space["type"] == "ipc").unwrap()["path"] = json!(space);
+    });
+    refuses_of(
+        &scratch,
+        &bundle,
+        "",
+        &[
+            (
+                "somebody else's segment",
+                |images| attached(images, 0),
+                &["of segment 0 inside the task: Permission denied"],
+            ),
+            (
+                "somebody else's queue",
+                |images| queue(images, "/closed", images.root_ids().ipc_ns_id),
+                &["message queue /closed", "Permission denied"],
+            ),
+            (
+                "a segment of this host",
+                |images| {
+                    for task in images.tasks() {
+                        images.ids(task, |ids| ids.ipc_ns_id = hosts(images));
+                    }
+                    attached(images, 0);
+                },
+                &["mm-1.img: mapping 600000000000 is segment 0 of this host's ipc namespace"],
+            ),
+            (
+                "a queue of this host",
+                |images| queue(images, "/open", hosts(images)),
+                &["files.img: file 900001 is of ipc namespace ", ", which is none"],
+            ),
+        ],
+        |images| {
+            attached(images, 1);
+            queue(images, "/open", images.root_ids().ipc_ns_id);
+        },
+    );
+    command("umount", &["--lazy"]).arg(&space).succeed();
 }

@@ -5,21 +5,15 @@
 //! task may. The restore has another thread make the instance, which is there for a moment and has
 //! the rights that the task itself gets later.
 
-use torpor_policy::IoUring;
 use torpor_sys::sched::affinity;
-use torpor_tracee::{Tracee, syscall};
+use torpor_tracee::Tracee;
 
 use super::refusal::{refuse, refuse_use};
-use super::restore::setup;
 use crate::cgroup;
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 use crate::file::{FdInfo, Found};
-use crate::namespace::Namespaces;
-use crate::namespace::user::IdMaps;
 use crate::proc;
-use crate::restore::process::with_thread;
-use crate::restore::tasks::Task;
-use crate::task::{processors, stand_in};
+use crate::task::processors;
 
 /// What to do instead.
 const INSTEAD: &str = "let the program submit its requests itself";
@@ -125,39 +119,4 @@ fn bound_to(tid: i32) -> Result<Option<u32>> {
     }
     let byte = (0..).zip(&set).find(|(_, byte)| **byte != 0);
     Ok(byte.map(|(place, byte): (u32, _)| place * 8 + byte.trailing_zeros()))
-}
-
-/// What it takes to give a thread the rights of a task.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Rights<'c> {
-    /// Ids of the tree's user namespace.
-    pub maps: &'c IdMaps,
-    /// The namespaces.
-    pub spaces: &'c Namespaces,
-    /// The security profile to use instead of that in the image.
-    pub profile: Option<&'c str>,
-}
-
-/// Makes an instance whose requests a thread of the kernel fetches, and returns its descriptor.
-///
-/// # Errors
-/// If the image does not say what the task may do, or the kernel does not let it have the instance.
-pub(super) fn make(task: &mut Task, ring: &IoUring, rights: Rights<'_>) -> Result<u64> {
-    let image = &task.image;
-    let unknown = || Error::invalid("core", "a task with a polled io_uring has no credentials");
-    let credentials = image.rights().cloned().ok_or_else(unknown)?;
-    let scheduling = image.scheduling.first().cloned().unwrap_or_default();
-    let own = rights.spaces.ids_of(&image.homes);
-    let husk = task.remote()?;
-    let dumpable = husk.call("PR_GET_DUMPABLE", syscall::prctl(libc::PR_GET_DUMPABLE, []))?;
-    let fd = with_thread(husk, |thread| {
-        let maps = (rights.maps, &own);
-        stand_in(thread, &scheduling, &credentials, maps, rights.profile)?;
-        setup(thread, ring)
-    })?;
-    // Who changes ids hides the memory of all its threads from others.
-    if dumpable == 1 {
-        husk.call("PR_SET_DUMPABLE", syscall::prctl(libc::PR_SET_DUMPABLE, [dumpable]))?;
-    }
-    Ok(fd)
 }

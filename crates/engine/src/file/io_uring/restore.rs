@@ -13,7 +13,6 @@ use torpor_policy::{IoUring, OpenFile, TableNumber};
 use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Mapping, RemoteAddr, Tracee, parse_maps};
 
-use super::polled::{self, Rights};
 use super::users::PLACES;
 use super::{
     GETEVENTS, KNOWN, MAX_CALLS, MAX_SQ, OFF_SQES, SETUP_CQSIZE, SETUP_DEFER_TASKRUN,
@@ -25,6 +24,7 @@ use crate::file::Holder;
 use crate::file::open::OpenFiles;
 use crate::memory::vma::PAGE;
 use crate::proc;
+use crate::restore::process::{Rights, in_its_name};
 use crate::restore::tasks::Task;
 use crate::task::Script;
 
@@ -261,7 +261,7 @@ fn register_with(thread: &mut Tracee, fd: i32, place: u32) -> Result<()> {
 /// Makes an instance in a husk whose other memory is in place, and returns its descriptor.
 fn make(task: &mut Task, files: &OpenFiles, ring: &IoUring, rights: Rights<'_>) -> Result<u64> {
     let fd = match ring.is_polled() {
-        true => polled::make(task, ring, rights)?,
+        true => in_its_name(task, rights, |thread| setup(thread, ring))?,
         false => setup(task.remote()?, ring)?,
     };
     enable::register(task, files, fd, ring)?;

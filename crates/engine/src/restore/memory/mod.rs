@@ -35,6 +35,7 @@ pub(super) use self::survival::{runs, survives_birth};
 use self::vdso::{STUB_FROM, is_special};
 use super::pages::Pages;
 use super::parking::{Lot, Parking};
+use super::process::{Rights, in_its_name};
 use super::template::{self, Role};
 use super::transport::Transport;
 use super::{Restore, Task};
@@ -42,7 +43,7 @@ use crate::error::{Context, Error, Result};
 use crate::file::{lock, memfd};
 use crate::memory::vma::{MAP_DROPPABLE, PAGE};
 use crate::memory::{aio, names};
-use crate::namespace::ipc;
+use crate::namespace::{NsKind, ipc};
 use crate::proc;
 use crate::ranges::{Ranges, gaps};
 use crate::restore::tasks::Mapped;
@@ -410,12 +411,27 @@ fn map(cx: &mut Restore<'_>, task: usize, vmas: &[Mapped]) -> Result<()> {
         }
     }
     map_anonymous(cx, task, &anonymous)?;
-    ipc::attach(cx.tasks[task].remote()?, &segments)?;
+    attach(cx, task, &segments)?;
     // As many files at once as one message carries.
     for chunk in backed.chunks(200) {
         map_files(cx, task, chunk)?;
     }
     Ok(())
+}
+
+/// Attaches a husk to segments: in a namespace that the caller gives, which has those of others, with no more
+/// rights than the task has.
+fn attach(cx: &mut Restore<'_>, task: usize, segments: &[(u32, &MemoryArea)]) -> Result<()> {
+    if segments.is_empty() {
+        return Ok(());
+    }
+    let home = |task: usize| cx.tasks[task].image.homes.number(NsKind::Ipc);
+    if !cx.verdict.passed.joins(NsKind::Ipc) || home(task) != home(0) {
+        return ipc::attach(cx.tasks[task].remote()?, segments);
+    }
+    let profile = cx.opts.birth.lsm_profile.as_deref();
+    let rights = Rights { maps: &cx.id_maps, spaces: &cx.ns, profile };
+    in_its_name(&mut cx.tasks[task], rights, |thread| ipc::attach(thread, segments))
 }
 
 fn map_anonymous(cx: &mut Restore<'_>, task: usize, vmas: &[&Mapped]) -> Result<()> {
