@@ -7,6 +7,13 @@ use crate::watching::WatchedHandle;
 
 /// Events carry no open files.
 const REPORTS_HANDLES: u32 = libc::FAN_REPORT_FID | libc::FAN_REPORT_DIR_FID;
+/// Flags of descriptors that any program may make. With all others their queue or what they watch has no end, or they tell
+/// of threads, or of audit.
+const FOR_EVERYBODY: u32 = REPORTS_HANDLES
+    | libc::FAN_REPORT_NAME
+    | libc::FAN_REPORT_TARGET_FID
+    | libc::FAN_CLOEXEC
+    | libc::FAN_NONBLOCK;
 
 /// A descriptor of fanotify(7).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,12 +92,12 @@ impl Fanotify {
         })
     }
 
-    /// What is judged of it. Any program may have one that watches files, not mounts, and whose events
-    /// carry no open files.
+    /// What is judged of it. Any program may have one that watches files, not mounts, whose events
+    /// carry no open files, and whose queue has an end.
     #[must_use]
     pub fn ask(&self) -> Ask {
         let files = self.marks.iter().all(|mark| matches!(mark.on, Marked::File { .. }));
-        let plain = files && self.flags & REPORTS_HANDLES != 0;
+        let plain = files && self.flags & REPORTS_HANDLES != 0 && self.flags & !FOR_EVERYBODY == 0;
         let (marks, flags) = (self.marks.len(), self.flags);
         let what = if files { "files" } else { "files and mounts" };
         let text = format!("file {} watches {marks} {what} (flags {flags:#x})", self.file);
@@ -142,6 +149,15 @@ mod tests {
             (0x200, &[inode, inode][..], true),
             (0x400, &[], true),
             (0, &[inode], false),
+            // With names, of what is in a directory; without an end of the queue, or of what is watched; with threads,
+            // processes, and audit.
+            (0xe03, &[inode], true),
+            (0x1e03, &[inode], true),
+            (0x210, &[inode], false),
+            (0x220, &[inode], false),
+            (0x240, &[inode], false),
+            (0x280, &[inode], false),
+            (0x300, &[inode], false),
             (0x200, &[inode, mount], false),
         ] {
             let ask = Fanotify::read(&group(flags, marks)).unwrap().ask();

@@ -63,6 +63,7 @@ fn what_watches_files() {
                 WANTED,
             ),
             ("a mount", |images| watch(images, 0, mount(root(images))), WANTED),
+            ("without an end of what waits", |i| watch(i, 0x210, inode(outside())), WANTED),
             ("a mount, with handles", |images| watch(images, 0x200, mount(root(images))), WANTED),
             (
                 "a mount that there is not",
