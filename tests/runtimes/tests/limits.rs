@@ -3,10 +3,10 @@
 
 use torpor_images::kind;
 use torpor_images::proto::{
-    FdTypes, FileLockEntry, FsEntry, IpcDescEntry, IpcMsgEntry, IpcShmEntry, IpcVarEntry,
-    MqueueEntry, PipeDataEntry, PipeEntry, PosixTimerEntry, RegFileEntry, TermiosEntry,
-    TimerfdEntry, TorporIoUringBuffer, TorporIoUringEntry, TorporUserfaultfdEntry, TtyFileEntry,
-    TtyInfoEntry, TtyType, TunfileEntry,
+    FdTypes, FdinfoEntry, FileLockEntry, FsEntry, IpcDescEntry, IpcMsgEntry, IpcShmEntry,
+    IpcVarEntry, MqueueEntry, PipeDataEntry, PipeEntry, PosixTimerEntry, RegFileEntry,
+    TermiosEntry, TimerfdEntry, TorporIoUringBuffer, TorporIoUringEntry, TorporUserfaultfdEntry,
+    TtyFileEntry, TtyInfoEntry, TtyType, TunfileEntry,
 };
 
 use torpor_runtimes_tests::scratch::Scratch;
@@ -258,6 +258,31 @@ fn limits() {
                         let ring = TorporIoUringEntry { id, buffers, ..Default::default() };
                         entry.torpor_io_uring = Some(ring);
                     });
+                },
+                &["files.img: locked memory of 34359738368", "(foreign.limits.raise)"],
+            ),
+            (
+                "pinned buffers of several instances",
+                |images| {
+                    let ring = |id| {
+                        let buffer = TorporIoUringBuffer { address: 1 << 32, length: 1 << 34 };
+                        TorporIoUringEntry { id, buffers: vec![buffer], ..Default::default() }
+                    };
+                    images.open(FdTypes::Ext, |entry| {
+                        entry.torpor_io_uring = Some(ring(entry.id));
+                    });
+                    images.files(|files| {
+                        let (mut other, id) = (files.last().unwrap().clone(), 900_002);
+                        (other.id, other.torpor_io_uring) = (id, Some(ring(id)));
+                        files.push(other);
+                    });
+                    let table = images.root_ids().files_id.into();
+                    let mut fds: Vec<FdinfoEntry> =
+                        images.dir.read_all(kind::FDINFO, table).unwrap();
+                    let (mut other, id) = (fds.last().unwrap().clone(), 900_002);
+                    (other.id, other.fd) = (id, 100);
+                    fds.push(other);
+                    images.dir.write_all(kind::FDINFO, table, &fds).unwrap();
                 },
                 &["files.img: locked memory of 34359738368", "(foreign.limits.raise)"],
             ),

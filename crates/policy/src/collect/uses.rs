@@ -5,7 +5,7 @@
 //! |---|---|
 //! | timers, with a descriptor or without | `capabilities.use`, if their clock wakes the host |
 //! | userfaultfd | `capabilities.use`, if it is for faults of the kernel or for forks |
-//! | io_uring | `capabilities.use`, where this host keeps it for some; buffers are locked memory |
+//! | io_uring | `capabilities.use`, where this host keeps it for some; buffers, of all instances together, are locked memory |
 //! | user namespaces below the root task's | `capabilities.use`, where this host keeps them for some (Debian) |
 //! | locked mappings, pipes | `limits.raise`, above the limits |
 //! | mappings at the lowest addresses | `capabilities.use`, below `vm.mmap_min_addr` of this host |
@@ -72,10 +72,12 @@ pub(super) fn collect(
             let text = format!("{text} (file {})", entry.id);
             all.add(&*image, None, Ask::Use { text, capability });
         }
-        let pinned = IoUring::of(entry).map_or(0, |ring| ring.pinned());
-        if pinned > most_locked(passed) {
-            all.add(&*image, None, Ask::Raise { name: LOCKED_MEMORY, to: pinned.into() });
-        }
+    }
+    // All together: the kernel counts them for nobody, since the restore makes the instances.
+    let rings = checkpoint.files.iter().filter_map(|entry| IoUring::of(entry));
+    let pinned = rings.fold(0, |all: u64, ring| all.saturating_add(ring.pinned()));
+    if pinned > most_locked(passed) {
+        all.add(&*image, None, Ask::Raise { name: LOCKED_MEMORY, to: pinned.into() });
     }
     for terminal in Terminal::all(checkpoint.images)? {
         let image = kind::TTY_INFO.file_name(0);
