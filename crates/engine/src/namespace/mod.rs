@@ -25,7 +25,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use torpor_policy::{GivenNamespace, Home, NsSet};
 
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::options::JoinNsKind;
 
 pub(crate) use torpor_policy::NsKind;
@@ -132,24 +132,33 @@ impl Namespaces {
         id: u32,
         work: impl FnOnce() -> Result<T> + Send,
     ) -> Result<T> {
+        match self.netns(id)? {
+            Some(file) => run_in(&[file.as_fd()], work),
+            None => work(),
+        }
+    }
+
+    /// The network namespace with image number `id`; `None` for the caller's own (0, if the tasks have no other).
+    ///
+    /// # Errors
+    /// A number that is none of such a namespace; one of a task that has ended.
+    pub(crate) fn netns(&self, id: u32) -> Result<Option<OwnedFd>> {
         let others = || self.of_kind(NsKind::Net).any(|ns| !ns.is_host);
-        let ns = match self.by_id(id) {
-            Some(ns) if ns.kind == NsKind::Net => ns,
-            None if !others() => return work(),
+        match self.by_id(id) {
+            Some(ns) if ns.kind == NsKind::Net && ns.is_host => Ok(None),
+            Some(Namespace { kind: NsKind::Net, file: Some(file), .. }) => {
+                file.try_clone().context(|| "dup of a network namespace".to_owned()).map(Some)
+            }
+            // It came into being with its first task.
+            Some(ns) if ns.kind == NsKind::Net => {
+                Ok(Some(crate::proc::open(ns.pid, "ns/net")?.into()))
+            }
+            None if !others() => Ok(None),
             _ => {
                 let reason = format!("{id} is no network namespace of the tasks");
-                return Err(Error::invalid("files.img", reason));
+                Err(Error::invalid("files.img", reason))
             }
-        };
-        if ns.is_host {
-            return work();
         }
-        if let Some(file) = &ns.file {
-            return run_in(&[file.as_fd()], work);
-        }
-        // It came into being with its first task.
-        let file = crate::proc::open(ns.pid, "ns/net")?;
-        run_in(&[file.as_fd()], work)
     }
 
     /// Those for which there is something to be filled with, by kind and number: all that are made, and networks that are

@@ -1,14 +1,17 @@
 //! Unix sockets: their files, on a volume that somebody has laid links out on, and their peers.
 
 use std::fs;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, chown, symlink};
+use std::os::unix::net::UnixStream;
 
-use torpor_images::proto::{FdTypes, FileEntry, UnixSkEntry};
+use serde_json::json;
+use torpor_images::kind;
+use torpor_images::proto::{FdTypes, FileEntry, ScmEntry, SkPacketEntry, UnixSkEntry};
 use torpor_runtimes_tests::command::Run;
 use torpor_runtimes_tests::runc::Container;
 use torpor_runtimes_tests::scratch::Scratch;
 
-use super::{FOREIGN, Images, bundle, owners, refuses, refuses_by};
+use super::{FOREIGN, Images, at, bundle, bundle_of, owners, refuses, refuses_by};
 use crate::counting::goes_on;
 
 /// What restores called the directory that they bind a socket in, as long as others could know it.
@@ -151,4 +154,70 @@ fn a_socket_is_bound_where_no_link_leads() {
     assert!(meta.file_type().is_socket());
     assert_eq!((meta.mode() & 0o7777, meta.uid()), (0o4777, 4711));
     is_as_before();
+}
+
+/// A listener and a pair that are only in flight, so that no task has them, and of which the images do not say whom they
+/// remember: whoever connects on this host sees the container's user, not the restoring program's.
+#[test]
+fn what_is_in_flight_only_remembers_the_containers_user() {
+    const USER: u32 = 65534;
+    let scratch = Scratch::new("images-in-flight");
+    scratch.configure(FOREIGN);
+    let count = "i=0; while :; do i=$((i+1)); echo $i >> /count; sleep 0.02; done";
+    let bundle = bundle_of(&scratch, count).configure(|config| {
+        config["process"]["user"] = json!({"uid": USER, "gid": USER});
+    });
+    bundle.write("count", "");
+    for file in [bundle.file("count"), scratch.join("vol")] {
+        chown(file, Some(USER), Some(USER)).unwrap();
+    }
+    let mut container = Container::start(&scratch, &bundle);
+    goes_on(&bundle.file("count"));
+    container.checkpoint(&[]);
+    in_flight(&Images::of(&scratch));
+    container.restore(&[]);
+    goes_on(&bundle.file("count"));
+    let client = UnixStream::connect(scratch.join("vol/sock")).unwrap();
+    let seen = torpor_sys::peer::peer(&client).unwrap();
+    assert_eq!((seen.uid, seen.gid), (USER, USER));
+}
+
+/// Adds a socket whose peer is closed to the root task, and sockets that only wait in it: a listener at /vol/sock, and a
+/// pair.
+fn in_flight(images: &Images) {
+    let ns_id = images.root_ids().net_ns_id;
+    let new = |id, peer| UnixSkEntry {
+        id,
+        ino: id,
+        peer,
+        r#type: 1,
+        state: 1,
+        flags: 2, // O_RDWR
+        ns_id,
+        ..UnixSkEntry::default()
+    };
+    images.open(FdTypes::Unixsk, |entry| entry.usk = Some(new(900_001, 0)));
+    let mut mount = 0;
+    images.mounts(|mounts| mount = at(mounts, "/vol").mnt_id);
+    let listener = UnixSkEntry {
+        state: 10,
+        backlog: 1,
+        name: b"/vol/sock\0".to_vec(),
+        mnt_id: Some(mount.cast_signed()),
+        ..new(900_002, 0)
+    };
+    let others = [listener, new(900_003, 900_004), new(900_004, 900_003)];
+    let rights = others.iter().map(|socket| socket.id).collect();
+    images.files(|files| {
+        files.extend(others.map(|socket| {
+            let (r#type, id) = (FdTypes::Unixsk.into(), socket.id);
+            FileEntry { r#type, id, usk: Some(socket), ..FileEntry::default() }
+        }));
+    });
+    let scm = vec![ScmEntry { r#type: 1, rights }];
+    let message = SkPacketEntry { id_for: 900_001, length: 1, scm, ..SkPacketEntry::default() };
+    let mut queues = images.dir.writer(kind::SK_QUEUES, 0).unwrap();
+    queues.entry(&message).unwrap();
+    queues.raw(b"x").unwrap();
+    queues.finish().unwrap();
 }

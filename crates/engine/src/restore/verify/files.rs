@@ -15,6 +15,7 @@ use crate::error::{Context, Result};
 use crate::file::OpenFiles;
 use crate::file::socket::netns_of;
 use crate::namespace::Namespaces;
+use crate::namespace::user::IdMaps;
 use crate::options::InheritFd;
 use crate::proc;
 use crate::restore::tasks::Task;
@@ -25,6 +26,8 @@ pub(super) struct Opened<'c> {
     pub files: &'c OpenFiles,
     pub described: &'c HashMap<u32, OpenFile>,
     pub spaces: &'c Namespaces,
+    /// The ids of the tree's user namespace.
+    pub id_maps: &'c IdMaps,
     /// What the caller has handed over.
     pub given: &'c [InheritFd],
     /// The first task of each table that was compared: its number in the images, and the pid here.

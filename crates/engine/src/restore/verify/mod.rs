@@ -72,6 +72,7 @@ pub(crate) fn check(cx: &Made<'_>) -> Result<()> {
         files: cx.files,
         described: cx.described,
         spaces: cx.spaces,
+        id_maps: cx.id_maps,
         given: &cx.opts.given.inherit_fd,
         compared: HashMap::new(),
     };

@@ -6,12 +6,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use torpor_kernel::sock_diag::{self as diag, UnixSocket};
 use torpor_policy::{UnixEnd, UnixState};
-use torpor_sys::socket;
+use torpor_sys::socket::{self, Credentials};
 
 use super::files::Opened;
 use super::{given, wrong};
 use crate::error::{Context, Result};
 use crate::namespace::run_in;
+use crate::restore::tasks::Task;
 
 /// What the kernel lists in a network namespace, by inode number.
 type List = HashMap<u32, UnixSocket>;
@@ -36,7 +37,9 @@ pub(super) fn peers(opened: &Opened<'_>) -> Result<()> {
     let by_image: HashMap<u32, &SocketHere<'_>> =
         sockets.iter().map(|socket| (socket.end.link.inode, socket)).collect();
     let mut lists: HashMap<u64, List> = HashMap::new();
+    let known = Known::of(opened, &sockets);
     for socket in &sockets {
+        socket.check_remembered(&known)?;
         let peer = socket.end.link.peer;
         if !peer.is_some_and(|inode| outside.contains(&inode)) {
             let peer = peer.and_then(|inode| by_image.get(&inode)).copied();
@@ -44,6 +47,25 @@ pub(super) fn peers(opened: &Opened<'_>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Users and groups of processes that sockets may remember, as this host has them.
+struct Known(HashSet<(u32, u32)>);
+
+impl Known {
+    /// Those that were judged: of the images' sockets, and of the tasks, where the images do not say.
+    fn of(opened: &Opened<'_>, sockets: &[SocketHere<'_>]) -> Self {
+        let remembered = sockets.iter().filter_map(|socket| socket.end.link.remembered);
+        let remembered = remembered.map(|ids| (ids.user, ids.group));
+        let first = |task: &Task| task.image.credentials.first().and_then(Option::as_ref).cloned();
+        let tasks = opened.tasks.iter().map(|task| first(task).unwrap_or_default().effective());
+        let outside = |(user, group)| {
+            let maps = opened.id_maps;
+            let user = maps.uid_outside(user).unwrap_or(user);
+            (user, maps.gid_outside(group).unwrap_or(group))
+        };
+        Known(remembered.chain(tasks).map(outside).collect())
+    }
 }
 
 /// A socket of the images, as it is here.
@@ -72,6 +94,17 @@ impl<'c> SocketHere<'c> {
                 Ok(new.insert(all.into_iter().map(|socket| (socket.inode, socket)).collect()))
             }
         }
+    }
+
+    /// The process that it remembers, and shows to others, is one of those.
+    fn check_remembered(&self, known: &Known) -> Result<()> {
+        let id = self.end.file;
+        let what = || format!("SO_PEERCRED of socket {id}");
+        let Credentials { uid, gid, .. } = socket::peer_credentials(self.file).context(what)?;
+        if uid == u32::MAX || known.0.contains(&(uid, gid)) {
+            return Ok(());
+        }
+        Err(wrong(format!("Unix socket {id} remembers user {uid} and group {gid}")))
     }
 
     /// It is connected with `peer`, or waits there to be accepted; without one, with nobody.

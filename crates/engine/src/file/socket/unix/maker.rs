@@ -15,14 +15,17 @@ use torpor_tracee::{Batch, Call, Outcome, Tracee};
 
 use super::Neighbours;
 use super::name::Reach;
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 use crate::file::description::duplicate;
 use crate::file::socket::about::netns_of;
-use crate::namespace::NsKind;
+use crate::namespace::{NsKind, send_into};
 use crate::proc;
 use crate::restore::process::with_process;
-use crate::restore::tasks::real_pid;
+use crate::restore::tasks::{Task, real_pid};
 use crate::restore::transport::Transport;
+
+/// That of capget(2) and capset(2): version 3, of the calling thread.
+const CAPABILITY_HEADER: [u8; 8] = [0x22, 0x05, 0x08, 0x20, 0, 0, 0, 0];
 
 /// Sockets that a process lets listen at once.
 const AT_ONCE: usize = 32;
@@ -116,21 +119,10 @@ pub(super) fn connect(
     reach: &Reach,
 ) -> Result<()> {
     let file = reach.file.as_ref().map(|file| duplicate(file.as_fd())).transpose()?;
-    let done = as_maker(cx, who, None, |husk, who| connect_from(husk, who, fd, reach, file));
-    match done {
-        Ok(Some(())) => Ok(()),
-        // The file's permissions may have changed since.
-        Err(Error::Tracee(error)) if !matches!(error, torpor_tracee::Error::Gone { .. }) => {
-            tracing::warn!("a Unix socket's peer will see another process: {error}");
-            connect_here(fd, reach)
-        }
-        Ok(None) => connect_here(fd, reach),
-        Err(error) => Err(error),
+    match as_maker(cx, who, None, |husk, who| connect_from(husk, who, fd, reach, file))? {
+        Some(()) => Ok(()),
+        None => socket::connect(fd, &reach.address).context(|| "connect a Unix socket".to_owned()),
     }
-}
-
-fn connect_here(fd: BorrowedFd<'_>, reach: &Reach) -> Result<()> {
-    socket::connect(fd, &reach.address).context(|| "connect a Unix socket".to_owned())
 }
 
 /// A file is reached through the husk's own descriptor of it, whatever file systems the
@@ -176,7 +168,8 @@ fn clear(husk: &mut Tracee, mut transport: Transport) -> Result<()> {
     Ok(())
 }
 
-/// Runs calls as the user and group that are to be noted, and goes back.
+/// Runs calls as the user and group that are to be noted, and goes back. Meanwhile it keeps the capabilities, which the
+/// change of the user takes away: the permissions of a socket's file may have changed since.
 fn in_the_name_of(
     mut batch: Batch<'_>,
     who: ProcessIds,
@@ -185,8 +178,13 @@ fn in_the_name_of(
     const SAME: u64 = u64::MAX;
     let others = who.user != 0 || who.group != 0;
     let become_it = others.then(|| {
+        let header = batch.bytes(&CAPABILITY_HEADER).0;
+        let sets = batch.space(24).addr.0;
+        batch.must((libc::SYS_capget, [header, sets]));
         let gid = batch.call((libc::SYS_setresgid, [SAME, who.group.into(), SAME]));
-        (gid, batch.call((libc::SYS_setresuid, [SAME, who.user.into(), SAME])))
+        let uid = batch.call((libc::SYS_setresuid, [SAME, who.user.into(), SAME]));
+        batch.call((libc::SYS_capset, [header, sets]));
+        (gid, uid)
     });
     let calls = calls(&mut batch);
     if others {
@@ -204,7 +202,7 @@ fn in_the_name_of(
 }
 
 /// Works in the husk of a process with the number and in the network namespace that are
-/// wanted. `None` without knowledge of the process, and where no husk is in the namespace.
+/// wanted, or of one for this moment. `None` without knowledge of the process.
 fn as_maker<T>(
     cx: &mut Neighbours<'_>,
     who: Option<ProcessIds>,
@@ -213,18 +211,42 @@ fn as_maker<T>(
 ) -> Result<Option<T>> {
     let Some(who) = who.filter(|_| !cx.tasks.is_empty()) else { return Ok(None) };
     let vpid = who.pid.cast_signed();
-    let task = cx.tasks.iter().position(|t| t.vpid == vpid && !t.threads.is_empty());
-    let lives_in = |task: usize| cx.tasks[task].image.homes.number(NsKind::Net);
-    if space.is_some_and(|space| lives_in(task.unwrap_or(0)) != Some(space)) {
-        return Ok(None);
-    }
-    if let Some(task) = task {
+    let lives_there = |task: &Task| {
+        let home = task.image.homes.number(NsKind::Net);
+        space.is_none_or(|space| home == Some(space))
+    };
+    let is_it = |t: &Task| t.vpid == vpid && !t.threads.is_empty() && lives_there(t);
+    if let Some(task) = cx.tasks.iter().position(is_it) {
         return work(cx.tasks[task].remote()?, who).map(Some);
     }
+    let away = match space.filter(|_| !lives_there(&cx.tasks[0])) {
+        Some(space) => away(cx, space)?,
+        None => None,
+    };
     // One that has ended: its number may belong to somebody else by now.
     let number = (vpid != 0 && real_pid(cx.tasks, vpid).is_none()).then_some(vpid);
     let free = number.filter(|_| !is_taken(cx, vpid));
-    with_process(cx.tasks[0].remote()?, free, |husk| work(husk, who).map(Some))
+    with_process(cx.tasks[0].remote()?, free, |husk| {
+        if let Some(space) = &away {
+            send_into(husk, NsKind::Net, space)?;
+        }
+        work(husk, who).map(Some)
+    })
+}
+
+/// The network namespace that a child of the root task has to enter, unless both are this host's: old images have no
+/// number of that.
+fn away(cx: &Neighbours<'_>, space: u32) -> Result<Option<OwnedFd>> {
+    let home = cx.tasks[0].image.homes.number(NsKind::Net);
+    let is_own = |id: u32| cx.spaces.by_id(id).is_none_or(|ns| ns.is_host);
+    match cx.spaces.netns(space)? {
+        Some(file) => Ok(Some(file)),
+        None if home.is_none_or(is_own) => Ok(None),
+        None => {
+            let own = rustix::process::getpid().as_raw_nonzero().get();
+            Ok(Some(proc::open(own, "ns/net")?.into()))
+        }
+    }
 }
 
 /// Whether the number is in use in the pid namespace of the tree.

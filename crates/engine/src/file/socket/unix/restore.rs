@@ -24,7 +24,7 @@ use crate::file::description::duplicate;
 use crate::file::ext;
 use crate::file::socket::about::{bad_entry, create, restore_flags};
 use crate::file::socket::queue;
-use crate::restore::tasks::real_pid;
+use crate::restore::tasks::{Task, real_pid};
 
 /// The restore half of Unix sockets.
 #[derive(Debug, Default)]
@@ -276,6 +276,7 @@ impl UnixRestorer {
             // Both ends remember the one who made them.
             let who = a.link.remembered.or(b.link.remembered);
             let who = who.or_else(|| holder(cx, a.file)).or_else(|| holder(cx, b.file));
+            let who = who.or_else(|| root(cx));
             let (fd_a, fd_b) = maker::socketpair(cx, who, &a.kind)?;
             name::bind(cx, &mut self.names, fd_a.as_fd(), a.bound.as_ref())?;
             name::bind(cx, &mut self.names, fd_b.as_fd(), b.bound.as_ref())?;
@@ -502,7 +503,8 @@ impl UnixRestorer {
         maker::listen(cx, who, &[(own.as_fd(), (*backlog).max(count))])?;
         for end in waiting {
             let fd = duplicate(file(cx, end.file)?)?;
-            maker::connect(cx, holder(cx, end.file), fd.as_fd(), &reach)?;
+            let who = holder(cx, end.file).or_else(|| root(cx));
+            maker::connect(cx, who, fd.as_fd(), &reach)?;
         }
         maker::listen(cx, who, &[(own.as_fd(), *backlog)])
     }
@@ -520,12 +522,14 @@ impl UnixRestorer {
     }
 
     /// The process that a socket remembers. The images of others do not say: it is presumably the
-    /// one that has the other end, or the listener.
+    /// one that has the other end, or the listener. Of what is in flight only nobody has it: then it is the root task,
+    /// never the restoring program.
     fn remembered(&self, cx: &Neighbours<'_>, end: &UnixEnd) -> Option<ProcessIds> {
-        end.link.remembered.or_else(|| match self.ends.peer_of(end) {
+        let held = || match self.ends.peer_of(end) {
             Some(peer) if !listens(end) => holder(cx, peer.file),
             _ => holder(cx, end.file),
-        })
+        };
+        end.link.remembered.or_else(held).or_else(|| root(cx))
     }
 }
 
@@ -543,7 +547,14 @@ fn signed(cx: &Neighbours<'_>, message: &SocketMessage, sender: u32) -> SocketMe
 /// The first task that has a socket. Who has connected one that nobody has accepted yet, say, is not
 /// known; as a rule it is that.
 fn holder(cx: &Neighbours<'_>, id: u32) -> Option<ProcessIds> {
-    let task = cx.tasks.iter().find(|t| t.image.fds.iter().any(|fd| fd.file == id))?;
+    ids_of(cx.tasks.iter().find(|t| t.image.fds.iter().any(|fd| fd.file == id))?)
+}
+
+fn root(cx: &Neighbours<'_>) -> Option<ProcessIds> {
+    ids_of(cx.tasks.first()?)
+}
+
+fn ids_of(task: &Task) -> Option<ProcessIds> {
     let (user, group) = task.image.credentials.first()?.as_ref()?.effective();
     Some(ProcessIds { pid: task.vpid.cast_unsigned(), user, group })
 }
