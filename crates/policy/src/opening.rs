@@ -49,9 +49,6 @@ impl Policy {
                 ))
             })
             .flatten();
-        // Tasks that come back are a root user's for the moment; in their own pid namespace there are no others.
-        let own_pids = spec.has_namespace("pid") && !passed.joined.iter().any(|kind| kind == "pid");
-        let processes = if own_pids { Capabilities::only(number::SYS_PTRACE).0 } else { 0 };
         let files = [number::DAC_OVERRIDE, number::DAC_READ_SEARCH];
         let files = files.into_iter().fold(0, |all, one| all | Capabilities::only(one).0);
         // What counts in a user namespace of its own counts for its files.
@@ -59,7 +56,7 @@ impl Policy {
         let capabilities = if nested { capabilities & files } else { capabilities };
         // Tasks that can be anybody can open anybody's files.
         let anybody = if user.is_none() { files } else { 0 };
-        let capabilities = Capabilities(capabilities | processes | anybody);
+        let capabilities = Capabilities(capabilities | anybody);
         Some(Opening { capabilities, user, groups })
     }
 }
@@ -107,7 +104,9 @@ mod tests {
         let set = |names: &[&str]| Capabilities::parse(names.iter().copied()).unwrap();
         let plain = set(&["SYSLOG", "SETUID", "SETGID", "DAC_OVERRIDE", "DAC_READ_SEARCH"]);
         assert_eq!(of("{}"), Opening { capabilities: plain, user: None, groups: None });
-        let pids = of(r#"{"namespaces": [{"type": "pid"}, {"type": "user"}]}"#);
-        assert_eq!(pids.capabilities, set(&["DAC_OVERRIDE", "DAC_READ_SEARCH", "SYS_PTRACE"]));
+        let nested = of(r#"{"namespaces": [{"type": "user"}]}"#);
+        assert_eq!(nested.capabilities, set(&["DAC_OVERRIDE", "DAC_READ_SEARCH"]));
+        // A procfs of somebody else may show the processes of others there.
+        assert_eq!(of(r#"{"namespaces": [{"type": "pid"}]}"#).capabilities, plain);
     }
 }

@@ -6,7 +6,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, makedev};
+use rustix::fs::{FileType, OFlags, Stat, fstat, makedev};
 use torpor_policy::FileKey;
 
 use crate::error::{Context, Result};
@@ -46,8 +46,7 @@ pub(crate) fn own_null(
     }
     // A tree without one keeps what the caller gave. What has the name may be something else, which
     // must not be opened.
-    let node =
-        roots.open_path(-1, b"/dev/null", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
+    let node = roots.find((-1, b"/dev/null"), OFlags::PATH).ok();
     let node = node.filter(|node| fstat(node).is_ok_and(|stat| is_null(&stat)));
     node.map(|node| reopen(node, flags)).transpose()
 }

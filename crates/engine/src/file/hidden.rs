@@ -57,9 +57,10 @@ pub(super) fn open(cx: &Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
     let path = Path::new(std::ffi::OsStr::from_bytes(&file.path));
     let copy = cx.mounts.open(mnt_id, path, PLACE, Mode::empty())?;
     let place = OFlags::PATH | OFlags::DIRECTORY;
-    let root =
-        cx.roots.open_path(mnt_id, mountpoint.as_os_str().as_bytes(), place, Mode::empty())?;
+    let root = cx.roots.find((mnt_id, mountpoint.as_os_str().as_bytes()), place)?;
     let found = by_handle(&root, &copy)?;
+    let flags = open_flags(file.flags);
+    cx.check_found((mnt_id, &file.path), flags, &found)?;
     let _limited = cx.roots.limit()?;
-    without_waiting(open_flags(file.flags), |flags| reopen(&found, flags))
+    without_waiting(flags, |flags| reopen(&found, flags))
 }

@@ -29,6 +29,7 @@ pub(crate) mod open;
 pub(crate) mod opener;
 pub(crate) mod pidfd;
 pub(crate) mod pipe;
+mod procfs;
 pub(crate) mod queue;
 pub(crate) mod regular;
 pub(crate) mod remap;

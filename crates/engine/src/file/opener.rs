@@ -19,14 +19,14 @@ use torpor_policy::{FoundElsewhere, OpenFile, PathFile, Policy, Remap};
 
 use super::description::open_flags;
 use super::description::{open_in, same_inode};
-use super::ghost;
 use super::remap::{base, parent, random, remove};
+use super::{ghost, procfs};
 use crate::error::{Context, Error, Result};
 use crate::namespace::Namespaces;
-use crate::namespace::mount::{Restored, Roots};
+use crate::namespace::mount::{PathAt, Restored, Roots};
 use crate::namespace::user::IdMaps;
 use crate::options::{Files, InheritFd};
-use crate::restore::process::with_process;
+use crate::restore::process;
 use crate::restore::tasks::Task;
 use crate::verdict::Verdict;
 
@@ -49,8 +49,8 @@ pub(crate) struct Temporary {
     given: Vec<Name>,
     /// How often something had to step aside.
     asides: u32,
-    /// A process that is there for the moment, for what lies below its directory.
-    alive: Option<u32>,
+    /// A process that is there for the moment, for what lies below its directory: its number there, and here.
+    alive: Option<(u32, i32)>,
 }
 
 /// A name in a directory.
@@ -92,11 +92,11 @@ impl Kept {
             .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
     }
 
-    /// Makes sure that `opened` is the file.
-    fn check(&self, opened: OwnedFd) -> Result<OwnedFd> {
+    /// Makes sure that `found` is the file.
+    fn check(&self, found: &OwnedFd) -> Result<()> {
         let stat = |file: &OwnedFd| rustix::fs::fstat(file).context(|| "fstat".to_owned());
-        match same_inode(&stat(&self.file)?, &stat(&opened)?) {
-            true => Ok(opened),
+        match same_inode(&stat(&self.file)?, &stat(found)?) {
+            true => Ok(()),
             false => {
                 let name = String::from_utf8_lossy(&self.name.name);
                 let why = format!("somebody has put something else in the place of {name}");
@@ -128,9 +128,9 @@ impl Temporary {
         }
     }
 
-    /// Says which process is there for the moment.
-    pub(crate) fn set_alive(&mut self, pid: Option<u32>) {
-        self.alive = pid;
+    /// Says which process is there for the moment: its number there, and here.
+    pub(crate) fn set_alive(&mut self, process: Option<(u32, i32)>) {
+        self.alive = process;
     }
 
     /// Whether the path of the file `id` of the images does not lead to it.
@@ -202,6 +202,53 @@ pub(crate) struct Opener<'a> {
 }
 
 impl Opener<'_> {
+    /// Opens the file of the images by its path, once it is known what that leads to.
+    ///
+    /// # Errors
+    /// As [`Roots::open_path`] and [`Opener::check_found`].
+    pub(crate) fn open_by_path(&self, reg: &PathFile) -> Result<OwnedFd> {
+        let flags = open_flags(reg.flags);
+        self.roots.open_path((reg.mount, &reg.path), flags, |found| {
+            self.check_found((reg.mount, &reg.path), flags, found)
+        })
+    }
+
+    /// Ends the restore before it opens what a path has led to and may not be opened: a device that the tasks may not have,
+    /// or what would be the restoring program's where it opens it. Says whether it belongs to a process of the tree.
+    ///
+    /// # Errors
+    /// If it is one of these.
+    pub(crate) fn check_found(
+        &self,
+        (mount, path): PathAt<'_>,
+        flags: OFlags,
+        found: &OwnedFd,
+    ) -> Result<bool> {
+        self.check_opened(path, found)?;
+        if flags.contains(OFlags::PATH) {
+            return Ok(false);
+        }
+        let refused = |why: &str| Err(Error::invalid(String::from_utf8_lossy(path), why));
+        match procfs::process_of(self.roots.root_of_mount(mount)?, path, found)? {
+            None => Ok(false),
+            Some(owner) if Some(&owner) == procfs::OwningProcess::of("self")?.as_ref() => {
+                refused("is a file of the restoring program here, and none of the tasks'")
+            }
+            Some(owner) => self.is_of_tree(&owner),
+        }
+    }
+
+    /// Whether a process is of the tree, or is there for the moment in the place of one that has ended.
+    fn is_of_tree(&self, owner: &procfs::OwningProcess) -> Result<bool> {
+        let tasks = self.tasks.iter().map(|task| task.pid);
+        for pid in tasks.chain(self.temporary.alive.map(|alive| alive.1)).filter(|&pid| pid > 0) {
+            if procfs::OwningProcess::of(&pid.to_string())?.as_ref() == Some(owner) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Ends the restore if a path has led to a device that the tasks may not have.
     ///
     /// # Errors
@@ -262,15 +309,19 @@ impl Opener<'_> {
         match by {
             FoundElsewhere::Ghost(ghost) => open_ghost(self, reg, ghost).map(Some),
             FoundElsewhere::Linked(other) => open_linked(self, reg, other).map(Some),
-            FoundElsewhere::Process(pid) if self.temporary.alive == Some(pid) => {
-                open_by_path(self.roots, reg, Roots::open_path).map(Some)
+            FoundElsewhere::Process(pid)
+                if self.temporary.alive.is_some_and(|alive| alive.0 == pid) =>
+            {
+                self.open_by_path(reg).map(Some)
             }
             // The process of the path has to be there for a moment.
             FoundElsewhere::Process(pid) => {
-                let pid = i32::try_from(pid).ok();
-                let root = self.tasks[0].remote()?;
-                with_process(root, pid, |_| open_by_path(self.roots, reg, Roots::open_path))
-                    .map(Some)
+                let process = process::start(self.tasks[0].remote()?, i32::try_from(pid).ok())?;
+                self.temporary.set_alive(Some((pid, process.pid())));
+                let opened = self.open_by_path(reg);
+                self.temporary.set_alive(None);
+                process::end(self.tasks[0].remote()?, process)?;
+                opened.map(Some)
             }
         }
     }
@@ -303,7 +354,7 @@ fn open_linked(cx: &mut Opener<'_>, reg: &PathFile, link: u32) -> Result<OwnedFd
     })?;
     cx.check_taken(&given.path, &name)?;
     let from = Kept { name, file };
-    let opened = open_as(cx, reg, &from, Roots::open_path)?;
+    let opened = open_as(cx, reg, &from, false)?;
     if !cx.temporary.given.iter().any(|known| known.name == from.name.name) {
         cx.temporary.given.push(from.name);
     }
@@ -316,16 +367,22 @@ fn open_ghost(cx: &mut Opener<'_>, reg: &PathFile, ghost: u32) -> Result<OwnedFd
         None => make_ghost(cx, reg, ghost)?,
     };
     match from.is_dir() {
-        true => from.check(open_by_path(cx.roots, reg, Roots::open_own)?),
-        false => open_as(cx, reg, &from, Roots::open_own),
+        true => open_kept(cx, reg, &from, true),
+        false => open_as(cx, reg, &from, true),
     }
 }
 
-/// How a path is opened: with what rights.
-type OpenPath = fn(&Roots, i32, &[u8], OFlags, Mode) -> Result<OwnedFd>;
-
-fn open_by_path(roots: &Roots, reg: &PathFile, open: OpenPath) -> Result<OwnedFd> {
-    open(roots, reg.mount, &reg.path, open_flags(reg.flags), Mode::empty())
+/// Opens what is kept by the path of the file of the images, `own` with all rights.
+fn open_kept(cx: &Opener<'_>, reg: &PathFile, kept: &Kept, own: bool) -> Result<OwnedFd> {
+    let (at, flags) = ((reg.mount, reg.path.as_slice()), open_flags(reg.flags));
+    let judge = |found: &OwnedFd| {
+        kept.check(found)?;
+        cx.check_found(at, flags, found)
+    };
+    match own {
+        true => cx.roots.open_own(at, flags, |found| judge(found).map(drop)),
+        false => cx.roots.open_path(at, flags, judge),
+    }
 }
 
 /// Makes a ghost: a directory under its own name, all else under one of ours, next to
@@ -365,8 +422,8 @@ fn make_ghost(cx: &mut Opener<'_>, reg: &PathFile, ghost: u32) -> Result<Kept> {
 }
 
 /// Opens the file `from` under the name that `reg` has, which it has only for this
-/// moment. What has the name now steps aside meanwhile.
-fn open_as(cx: &mut Opener<'_>, reg: &PathFile, from: &Kept, open: OpenPath) -> Result<OwnedFd> {
+/// moment, `own` with all rights. What has the name now steps aside meanwhile.
+fn open_as(cx: &mut Opener<'_>, reg: &PathFile, from: &Kept, own: bool) -> Result<OwnedFd> {
     let what = || format!("open {} by a name for the moment", String::from_utf8_lossy(&reg.path));
     let place = Name::of(cx, reg)?;
     cx.check_taken(&reg.path, &place)?;
@@ -374,7 +431,7 @@ fn open_as(cx: &mut Opener<'_>, reg: &PathFile, from: &Kept, open: OpenPath) -> 
     let aside = step_aside(cx, &dir, &name).context(what)?;
     let linked = link(from, &dir, &name);
     let opened = linked.context(what).and_then(|()| {
-        let opened = open_by_path(cx.roots, reg, open).and_then(|opened| from.check(opened));
+        let opened = open_kept(cx, reg, from, own);
         rustix::fs::unlinkat(&dir, &name, AtFlags::empty()).context(what).and(opened)
     });
     if let Some(other) = aside {

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, Stat, StatxFlags};
+use rustix::fs::{AtFlags, CWD, FileType, OFlags, SeekFrom, Stat, StatxFlags};
 use torpor_images::proto::{FdTypes, FileEntry, RegFileEntry};
 use torpor_policy::{FileKey, FoundBy, OpenFile, PathFile};
 
@@ -264,9 +264,8 @@ pub(crate) fn open(cx: &mut Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
     let opened = match cx.open_remapped(file)? {
         Some(opened) => opened,
         None if file.found == FoundBy::Mount => hidden::open(cx, file)?,
-        None => by_path(cx, file, flags)?,
+        None => by_path(cx, file)?,
     };
-    cx.check_opened(&file.path, &opened)?;
     validate(cx, file, &opened)?;
     if file.position > 0 && !flags.contains(OFlags::PATH) {
         seek(&opened, file)?;
@@ -275,8 +274,8 @@ pub(crate) fn open(cx: &mut Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
 }
 
 /// Opens what the path of a file leads to now.
-fn by_path(cx: &Opener<'_>, file: &PathFile, flags: OFlags) -> Result<OwnedFd> {
-    match cx.roots.open_path(file.mount, &file.path, flags, Mode::empty()) {
+fn by_path(cx: &Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
+    match cx.open_by_path(file) {
         Err(denied) if denied.is_denial() && is_own_program(cx, file)? => {
             cx.roots.open_program(file.mount, &file.path)?.ok_or(denied)
         }
@@ -420,7 +419,8 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::sync::Arc;
 
-    use rustix::fs::{CWD, FileType};
+    use rustix::fs::{CWD, FileType, Mode};
+    use torpor_images::{ImageDir, kind};
 
     use super::*;
     use crate::dump::{Dump, files};
@@ -452,6 +452,27 @@ mod tests {
         let mut text = String::new();
         File::from(files.into_iter().next().unwrap()).read_to_string(&mut text).unwrap();
         assert_eq!(text, "456789");
+    }
+
+    /// The kernel lets a process open all of its own, whatever its rights are.
+    #[test]
+    fn no_file_of_the_restoring_program_is_opened() {
+        let refused = |name: &str, why: &str| {
+            let world = World::new();
+            let file = File::open("/proc/self/environ").unwrap();
+            let mut entries = world.dump(&[file]).unwrap();
+            let images = ImageDir::open(&world.opts.images_dir).unwrap();
+            if !name.is_empty() {
+                entries[0].reg.as_mut().unwrap().name = name.into();
+            }
+            images.write_all(kind::FILES, 0, &entries).unwrap();
+            let error = world.restore(&entries).unwrap_err().to_string();
+            assert!(error.contains(why), "{name}: {error}");
+        };
+        refused("", "is a file of the restoring program here");
+        for name in ["/proc/self/environ", "/proc/thread-self/environ"] {
+            refused(name, "leads to a file of procfs over a link");
+        }
     }
 
     #[test]

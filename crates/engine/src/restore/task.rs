@@ -39,7 +39,7 @@ pub(super) fn restore_paths(cx: &mut Restore<'_>) -> Result<()> {
     }
     for (task, pid) in of_processes {
         let mut process = process::start(cx.tasks[0].remote()?, i32::try_from(pid).ok())?;
-        cx.temporary.set_alive(Some(pid));
+        cx.temporary.set_alive(Some((pid, process.pid())));
         let done = nested_user::follow(&mut process, &cx.tasks[task].image, &cx.ns)
             .and_then(|()| set_paths(cx, &[task]));
         cx.temporary.set_alive(None);

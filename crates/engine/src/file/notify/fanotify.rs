@@ -6,7 +6,7 @@
 
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::OFlags;
 use rustix::io::FdFlags;
 use torpor_images::proto::{
     FanotifyFileEntry, FanotifyInodeMarkEntry, FanotifyMarkEntry, FanotifyMountMarkEntry, FdTypes,
@@ -198,7 +198,7 @@ fn target(cx: &Opener<'_>, files: &OpenFiles, on: &Marked) -> Result<OwnedFd> {
         }
         Marked::Mount { number, path } => {
             let number = i32::try_from(*number).unwrap_or(-1);
-            cx.roots.open_path(number, path, OFlags::PATH, Mode::empty())
+            cx.roots.find((number, path), OFlags::PATH)
         }
     }
 }

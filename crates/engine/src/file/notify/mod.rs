@@ -234,12 +234,7 @@ fn find_target(
     }
     let handle = handle.ok_or_else(|| Error::invalid("files.img", "a watch without a file"))?;
     if let Some(path) = &handle.path {
-        return cx.roots.open_path(
-            handle.mount,
-            path,
-            OFlags::PATH | OFlags::NOFOLLOW,
-            Mode::empty(),
-        );
+        return cx.roots.find((handle.mount, path), OFlags::NOFOLLOW);
     }
     let bytes = handle.bytes.as_deref();
     let bytes =

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::process::PidfdGetfdFlags;
 use torpor_policy::{FileKey, PathFile, Terminal, TerminalFile, TerminalInput, TerminalKind};
 use torpor_sys::tty;
@@ -25,8 +25,6 @@ use crate::namespace::pid;
 use crate::proc;
 use crate::restore::transport::Transport;
 
-/// The numbers of `/dev/tty` (admin-guide/devices.txt).
-const CURRENT: (u32, u32) = (5, 0);
 /// The image file that most contradictions are found in.
 const INFO: &str = "tty-info.img";
 /// Where a husk's end of the transport goes: above what is sent.
@@ -86,11 +84,7 @@ impl TtyRestorer {
             TerminalKind::Pair if self.is_ours(cx, &info) => inherited_terminal(cx, file),
             TerminalKind::Pair => self.open_pty(cx, file, &info),
             TerminalKind::Console | TerminalKind::Virtual | TerminalKind::Serial => {
-                let path = node(cx, file)?;
-                let (mnt_id, flags) = (path.mount, open_flags(file.flags));
-                let opened = cx.roots.open_path(mnt_id, &path.path, flags, Mode::empty())?;
-                cx.check_opened(&path.path, &opened)?;
-                Ok(opened)
+                cx.open_by_path(&node(cx, file)?.opened_with(file.flags))
             }
         }
     }
@@ -250,8 +244,9 @@ impl TtyRestorer {
         // that was hung up had the path of whoever has the number now.
         if info.settings.is_some()
             && let Ok(path) = node(cx, file)
-            && let Ok(slave) = cx.roots.open_own(path.mount, &path.path, flags, Mode::empty())
-            && is_same_device(&slave, &pair.master)?
+            && let Ok(slave) = cx
+                .roots
+                .open_own((path.mount, &path.path), flags, |found| is_slave_of(found, &pair.master))
         {
             return Ok(slave);
         }
@@ -381,14 +376,12 @@ impl TtyRestorer {
             Error::invalid(INFO, format!("/dev/tty of session {}, which has no task", info.session))
         })?;
         let path = &node(cx, file)?.path;
+        let found = open_inside(cx.tasks[member].remote()?, path, OFlags::PATH)?;
+        cx.check_opened(path, &found)?;
+        is_node(&found, TtyNode::Current)?;
+        // The task opens it with all rights.
         let opened = open_inside(cx.tasks[member].remote()?, path, open_flags(file.flags))?;
-        cx.check_opened(path, &opened)?;
-        let stat = rustix::fs::fstat(&opened).context(|| "fstat a terminal".to_owned())?;
-        // The task has opened it with all rights.
-        if stat.st_rdev != rustix::fs::makedev(CURRENT.0, CURRENT.1) {
-            let path = String::from_utf8_lossy(path);
-            return Err(Error::invalid(INFO, format!("{path} is not the terminal of a session")));
-        }
+        is_node(&opened, TtyNode::Current)?;
         Ok(opened)
     }
 }
@@ -397,7 +390,7 @@ impl TtyRestorer {
 fn open_master(cx: &Opener<'_>, paths: Vec<(i32, Vec<u8>, OFlags)>, index: u32) -> Result<OwnedFd> {
     let mut last = None;
     for (mnt_id, path, flags) in paths {
-        let open = || cx.roots.open_own(mnt_id, &path, flags, Mode::empty());
+        let open = || cx.roots.open_own((mnt_id, &path), flags, is_multiplexer);
         let mut spare = Vec::new();
         let mut next = open();
         loop {
@@ -424,11 +417,27 @@ fn open_master(cx: &Opener<'_>, paths: Vec<(i32, Vec<u8>, OFlags)>, index: u32) 
     Err(last.unwrap_or_else(|| Error::invalid(INFO, "a terminal without a path")))
 }
 
-/// Whether `slave` is the slave of `master`.
-fn is_same_device(slave: &OwnedFd, master: &OwnedFd) -> Result<bool> {
-    let stat = rustix::fs::fstat(slave).context(|| "fstat a terminal".to_owned())?;
+/// Fails unless `found` is the slave of `master`.
+fn is_slave_of(found: &OwnedFd, master: &OwnedFd) -> Result<()> {
     let number = tty::pty_number(master).context(|| "TIOCGPTN".to_owned())?;
-    Ok(TtyNode::of(stat.st_rdev) == Some(TtyNode::Slave(number)))
+    is_node(found, TtyNode::Slave(number))
+}
+
+/// Fails unless opening `found` makes a pair.
+fn is_multiplexer(found: &OwnedFd) -> Result<()> {
+    is_node(found, TtyNode::Master)
+}
+
+/// Fails unless `found` is such a device: to open one can do something by itself.
+fn is_node(found: &OwnedFd, node: TtyNode) -> Result<()> {
+    let stat = rustix::fs::fstat(found).context(|| "fstat a terminal".to_owned())?;
+    let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
+    match is_device && TtyNode::of(stat.st_rdev) == Some(node) {
+        true => Ok(()),
+        false => {
+            Err(Error::invalid(INFO, format!("a path of it leads to another device than {node:?}")))
+        }
+    }
 }
 
 /// What can only be done when every description is open. A master that the tree does

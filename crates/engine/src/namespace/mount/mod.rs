@@ -47,7 +47,7 @@ pub(crate) use restore::{enter, finish, restore};
 #[cfg(test)]
 pub(crate) use restored::{GivenFs, MadeFs};
 pub(crate) use restored::{Partners, Restored, Wanted, WantedPeers};
-pub(crate) use roots::Roots;
+pub(crate) use roots::{PathAt, Roots};
 pub(crate) use tree::Tree;
 
 #[cfg(test)]

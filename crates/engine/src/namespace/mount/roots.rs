@@ -9,11 +9,16 @@ use rustix::io::Errno;
 use torpor_sys::rights::{FileRights, Limited};
 
 use crate::error::{Context, Error, Result};
-use crate::file::description::{open_in, reopen, without_waiting};
+use crate::file::description::{open_in, reopen, same_inode, without_waiting};
 
 /// `CAP_DAC_OVERRIDE`, `CAP_FOWNER` (linux/capability.h).
 const DAC_OVERRIDE: u32 = 1;
 const FOWNER: u32 = 3;
+/// `CAP_SYS_PTRACE`.
+const SYS_PTRACE: u32 = 19;
+
+/// The dumped mount that a path was opened through (-1 for the root task's namespace), and the path.
+pub(crate) type PathAt<'a> = (i32, &'a [u8]);
 
 /// Where the paths of the images begin.
 #[derive(Debug, Default)]
@@ -29,55 +34,110 @@ pub(crate) struct Roots {
 }
 
 impl Roots {
-    /// Opens a path as the tasks of a mount namespace see it. `mnt_id` is the
+    /// Opens a path as the tasks of a mount namespace see it. `at`: the
     /// dumped mount that it was opened through, -1 for the root task's namespace.
     /// The path is resolved inside that namespace's root; symbolic links cannot
     /// lead out of it. A fifo at its end is not waited for.
+    /// What is there is looked up first (`O_PATH`) and opened, even by a device's driver, only if `judge` lets it be.
+    /// `judge` says whether it belongs to a process of the tree, which is a root user's with all rights for the moment.
     /// It is opened with no more than what the calling runtime passed: its descriptor keeps the
     /// credentials of its opener. The owner of a file could give itself the right to open it.
     ///
     /// # Errors
-    /// If no mount namespace is known; `ENOENT`, `ENOTDIR` or `ELOOP` if the path leads nowhere there, `EACCES` if the
+    /// Those of `judge`. If no mount namespace is known; `ENOENT`, `ENOTDIR` or `ELOOP` if the path leads nowhere there, `EACCES` if the
     /// container's user may not open what is there like this, `ENXIO` for a fifo that is to be written to and that nobody reads.
     pub(crate) fn open_path(
         &self,
-        mnt_id: i32,
-        path: &[u8],
+        at: PathAt<'_>,
         flags: OFlags,
-        mode: Mode,
+        judge: impl FnOnce(&OwnedFd) -> Result<bool>,
     ) -> Result<OwnedFd> {
-        let limited = self.limit()?;
-        match self.open_own(mnt_id, path, flags, mode) {
-            Err(Error::Os { what, source })
-                if limited.is_some() && source.kind() == ErrorKind::PermissionDenied =>
+        let found = self.find(at, flags)?;
+        let is_of_tree = judge(&found)?;
+        if flags.contains(OFlags::PATH) {
+            return Ok(found);
+        }
+        let limited = self.limit_to(is_of_tree)?;
+        let opened = self.open_found(at, &found, flags);
+        drop(limited);
+        match opened {
+            Err(denied) if denied.is_denial() => {
+                self.open_as_owner(&found, flags)?.ok_or_else(|| self.said(denied))
+            }
+            other => other,
+        }
+    }
+
+    /// What a path leads to, looked up (`O_PATH`) with no more than what the calling runtime passed. Of the flags only those
+    /// count that say where a path leads.
+    ///
+    /// # Errors
+    /// As [`Roots::open_path`].
+    pub(crate) fn find(&self, at: PathAt<'_>, flags: OFlags) -> Result<OwnedFd> {
+        // A procfs can hide who is not of one's user (`hidepid`); that they are there is all that a look-up tells.
+        let _limited = self.limit_to(true)?;
+        self.find_own(at, flags).map_err(|e| self.said(e))
+    }
+
+    /// The same with all rights.
+    fn find_own(&self, (mnt_id, path): PathAt<'_>, flags: OFlags) -> Result<OwnedFd> {
+        let flags = flags.intersection(OFlags::NOFOLLOW | OFlags::DIRECTORY) | OFlags::PATH;
+        open_in(self.root_of_mount(mnt_id)?, path, flags, Mode::empty())
+            .context(|| format!("open {}", String::from_utf8_lossy(path)))
+    }
+
+    /// Opens what a path has led to. With `O_NOFOLLOW`, which a description keeps, it is opened by its path, as long as that leads there.
+    fn open_found(
+        &self,
+        (mnt_id, path): PathAt<'_>,
+        found: &OwnedFd,
+        flags: OFlags,
+    ) -> Result<OwnedFd> {
+        let what = || format!("open {}", String::from_utf8_lossy(path));
+        let root = self.root_of_mount(mnt_id)?;
+        without_waiting(flags, |flags| {
+            if !flags.contains(OFlags::NOFOLLOW) {
+                let link = link_of(found);
+                return rustix::fs::open(link, flags | OFlags::CLOEXEC, Mode::empty())
+                    .context(what);
+            }
+            let opened = open_in(root, path, flags, Mode::empty()).context(what)?;
+            let stat = |file| rustix::fs::fstat(file).context(|| "fstat".to_owned());
+            match same_inode(&stat(found)?, &stat(&opened)?) {
+                true => Ok(opened),
+                false => Err(Error::invalid(
+                    String::from_utf8_lossy(path),
+                    "somebody has put something else in its place".to_owned(),
+                )),
+            }
+        })
+    }
+
+    /// A refusal, with its reason where a runtime has given rights.
+    fn said(&self, error: Error) -> Error {
+        match error {
+            Error::Os { what, source }
+                if self.rights.is_some() && source.kind() == ErrorKind::PermissionDenied =>
             {
-                drop(limited);
-                if let Some(opened) = self.open_as_owner(mnt_id, path, flags)? {
-                    return Ok(opened);
-                }
                 let what = format!("{what} with no more rights than the calling runtime gives");
-                Err(Error::Os { what, source })
+                Error::Os { what, source }
             }
             other => other,
         }
     }
 
     /// Opens a regular file that belongs to the container's user, whatever its mode is by now.
-    fn open_as_owner(&self, mnt_id: i32, path: &[u8], flags: OFlags) -> Result<Option<OwnedFd>> {
+    fn open_as_owner(&self, file: &OwnedFd, flags: OFlags) -> Result<Option<OwnedFd>> {
         let Some(rights @ FileRights { user: Some(user), .. }) = &self.rights else {
             return Ok(None);
         };
-        let limited = self.limit()?;
-        let found = self.open_own(mnt_id, path, OFlags::PATH, Mode::empty());
-        drop(limited);
-        let Ok(file) = found else { return Ok(None) };
-        let stat = rustix::fs::fstat(&file).context(|| "fstat".to_owned())?;
+        let stat = rustix::fs::fstat(file).context(|| "fstat".to_owned())?;
         let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        if !is_regular || stat.st_uid != *user {
+        if !is_regular || stat.st_uid != *user || flags.contains(OFlags::NOFOLLOW) {
             return Ok(None);
         }
         let _owner = rights.with(DAC_OVERRIDE).limit().context(|| "open a file".to_owned())?;
-        Ok(without_waiting(flags, |flags| reopen(&file, flags)).ok())
+        Ok(without_waiting(flags, |flags| reopen(file, flags)).ok())
     }
 
     /// Opens a program to map it, which the container's user may run, but not read: exec(2) maps it as well. `None` if
@@ -154,7 +214,7 @@ impl Roots {
         access: Access,
     ) -> Result<Option<OwnedFd>> {
         let Some(_limited) = self.limit()? else { return Ok(None) };
-        let Ok(file) = self.open_own(mnt_id, path, OFlags::PATH, Mode::empty()) else {
+        let Ok(file) = self.find_own((mnt_id, path), OFlags::PATH) else {
             return Ok(None);
         };
         let stat = rustix::fs::fstat(&file).context(|| "fstat".to_owned())?;
@@ -163,23 +223,24 @@ impl Roots {
         Ok((is_of_kind && has_access).then_some(file))
     }
 
-    /// Opens a path with all rights, for what the restore has put there itself or recognizes by what it is.
+    /// Opens a path with all rights, for what the restore has put there itself or recognizes by what it is: what is there is
+    /// opened only if `judge` lets it be.
     ///
     /// # Errors
-    /// If no mount namespace is known; `ENOENT`, `ENOTDIR` or `ELOOP` if the path leads nowhere there, `ETXTBSY` for a
+    /// Those of `judge`. If no mount namespace is known; `ENOENT`, `ENOTDIR` or `ELOOP` if the path leads nowhere there, `ETXTBSY` for a
     /// program that runs and is to be written to, `ENXIO` for a fifo to be written to that nobody reads.
     pub(crate) fn open_own(
         &self,
-        mnt_id: i32,
-        path: &[u8],
+        at: PathAt<'_>,
         flags: OFlags,
-        mode: Mode,
+        judge: impl FnOnce(&OwnedFd) -> Result<()>,
     ) -> Result<OwnedFd> {
-        let root = self.root_of_mount(mnt_id)?;
-        without_waiting(flags, |flags| {
-            open_in(root, path, flags, mode)
-                .context(|| format!("open {}", String::from_utf8_lossy(path)))
-        })
+        let found = self.find_own(at, flags)?;
+        judge(&found)?;
+        if flags.contains(OFlags::PATH) {
+            return Ok(found);
+        }
+        self.open_found(at, &found, flags)
     }
 
     /// While the result lives, this thread has no more rights for files than what the runtime passed.
@@ -187,7 +248,16 @@ impl Roots {
     /// # Errors
     /// As [`FileRights::limit`].
     pub(crate) fn limit(&self) -> Result<Option<Limited>> {
-        let limited = self.rights.as_ref().map(FileRights::limit).transpose();
+        self.limit_to(false)
+    }
+
+    /// The same, with the right to the processes of others if it is for `processes`.
+    fn limit_to(&self, processes: bool) -> Result<Option<Limited>> {
+        let limit = |rights: &FileRights| match processes {
+            true => rights.with(SYS_PTRACE).limit(),
+            false => rights.limit(),
+        };
+        let limited = self.rights.as_ref().map(limit).transpose();
         limited.context(|| "open a file as the container's user".to_owned())
     }
 
@@ -206,11 +276,45 @@ impl Roots {
 
 /// Whether this thread has an access to a file: by the ids for files, and not the real ones.
 fn accessed(file: impl AsFd, access: Access) -> rustix::io::Result<()> {
-    let link = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
-    rustix::fs::accessat(CWD, link, access, AtFlags::EACCESS)
+    rustix::fs::accessat(CWD, link_of(file), access, AtFlags::EACCESS)
+}
+
+/// Procfs's link to an open file.
+fn link_of(file: impl AsFd) -> String {
+    format!("/proc/self/fd/{}", file.as_fd().as_raw_fd())
 }
 
 /// Whether an access was refused. What else is wrong with a file, whoever uses it finds out.
 fn is_denied(accessed: rustix::io::Result<()>) -> bool {
     matches!(accessed, Err(Errno::ACCESS | Errno::PERM))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
+
+    use super::*;
+
+    /// To open a device can do something by itself: a watchdog begins to count.
+    #[test]
+    fn nothing_is_opened_before_it_is_judged() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("file"), "").unwrap();
+        let watch = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
+        add_watch(&watch, dir.path().join("file"), WatchFlags::OPEN).unwrap();
+        let is_opened = || rustix::io::read(&watch, &mut [0_u8; 4096]).is_ok();
+        let root = std::fs::File::open(dir.path()).unwrap().into();
+        let roots = Roots { by_ns: HashMap::from([(1, root)]), first: Some(1), ..Roots::default() };
+        let refuse = || Error::invalid("file", "no");
+        for flags in [OFlags::RDONLY, OFlags::RDWR | OFlags::NOFOLLOW] {
+            let at: PathAt<'_> = (-1, b"/file");
+            roots.open_path(at, flags, |_| Err(refuse())).unwrap_err();
+            roots.open_own(at, flags, |_| Err(refuse())).unwrap_err();
+            assert!(!is_opened(), "{flags:?}");
+            let opened = roots.open_path(at, flags, |_| Ok(false)).unwrap();
+            let got = rustix::fs::fcntl_getfl(&opened).unwrap();
+            assert!(is_opened() && got.contains(flags), "{got:?}");
+        }
+    }
 }
