@@ -20,7 +20,7 @@ use torpor_policy::{FoundElsewhere, OpenFile, PathFile, Policy, Remap};
 use super::description::open_flags;
 use super::description::{open_in, same_inode};
 use super::remap::{base, parent, random, remove};
-use super::{ghost, procfs};
+use super::{ghost, procfs, tty};
 use crate::error::{Context, Error, Result};
 use crate::namespace::Namespaces;
 use crate::namespace::mount::{PathAt, Restored, Roots};
@@ -229,6 +229,11 @@ impl Opener<'_> {
             return Ok(false);
         }
         let refused = |why: &str| Err(Error::invalid(String::from_utf8_lossy(path), why));
+        if tty::is_current(&rustix::fs::fstat(found).context(|| "fstat".to_owned())?) {
+            return refused(
+                "would be the terminal of the restoring program here; a task has its own as a terminal",
+            );
+        }
         match procfs::process_of(self.roots.root_of_mount(mount)?, path, found)? {
             None => Ok(false),
             Some(owner) if Some(&owner) == procfs::OwningProcess::of("self")?.as_ref() => {

@@ -1,7 +1,9 @@
 //! Devices by descriptors, mappings and terminals.
 
 use torpor_images::kind;
-use torpor_images::proto::{FdTypes, FileEntry, PstreeEntry, TtyFileEntry, TtyInfoEntry, TtyType};
+use torpor_images::proto::{
+    FdTypes, FileEntry, PstreeEntry, RegFileEntry, TtyFileEntry, TtyInfoEntry, TtyType,
+};
 
 use super::{Images, refuses_by};
 
@@ -57,6 +59,17 @@ fn devices() {
         &[
             ("a descriptor", |images| lead(images, |file| has_path(file, "/dev/null")), DENIED),
             ("a program", |images| lead(images, |file| has_path(file, "/busybox")), DENIED),
+            (
+                "the terminal of whoever restores, as a plain file",
+                |images| {
+                    images.open(FdTypes::Reg, |entry| {
+                        let (id, name) = (entry.id, b"/dev/tty".to_vec());
+                        let reg = RegFileEntry { id, name, flags: 2, ..RegFileEntry::default() };
+                        entry.reg = Some(reg);
+                    });
+                },
+                &["/dev/tty: would be the terminal of the restoring program here"],
+            ),
             ("a serial line", |images| terminal(images, TtyType::Serial), DENIED),
             ("a console", |images| terminal(images, TtyType::Console), DENIED),
             ("the terminal of the session", |images| terminal(images, TtyType::Ctty), DENIED),

@@ -14,6 +14,7 @@ mod tests;
 
 pub(crate) use dump::TtyDumper;
 pub(crate) use restore::TtyRestorer;
+use rustix::fs::{FileType, Stat};
 
 /// What a character device is, by its number (Documentation/admin-guide/devices.txt).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,4 +46,10 @@ impl TtyNode {
             _ => None,
         }
     }
+}
+
+/// Whether this is `/dev/tty`, which is another terminal for each session that opens it.
+pub(crate) fn is_current(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+        && TtyNode::of(stat.st_rdev) == Some(TtyNode::Current)
 }
