@@ -23,7 +23,7 @@ use crate::file::open::Holder;
 use crate::file::opener::Opener;
 use crate::file::pidfd::PidfdRestorer;
 use crate::file::pipe::PipeRestorer;
-use crate::file::socket::{InetRestorer, Neighbours, UnixRestorer, netlink, packet};
+use crate::file::socket::{InetRestorer, Neighbours, SocketOwner, UnixRestorer, netlink, packet};
 use crate::file::timerfd::TimerfdRestorer;
 use crate::file::tty::TtyRestorer;
 use crate::file::tun::TunRestorer;
@@ -121,6 +121,10 @@ fn neighbours<'s>(opener: &'s mut Opener<'_>, files: &'s mut OpenFiles) -> Neigh
     }
 }
 
+fn socket_owner(opener: &Opener<'_>) -> SocketOwner {
+    SocketOwner::of(opener.tasks.first().map(|root| &root.image))
+}
+
 impl Table<'_> {
     /// Lets every kind of file read and check its images, even those that no file needs:
     /// damage to them is damage.
@@ -140,9 +144,9 @@ impl Table<'_> {
         cx.temporary.load(parts.remaps, parts.ghosts);
         kinds.pipes.load(images, &files.all(OpenFile::pipe))?;
         kinds.fifos.load(images, &files.all(OpenFile::fifo))?;
-        let root = cx.tasks.first().map(|root| &root.image);
+        let owner = socket_owner(cx);
         let streams = (images, parts.streams);
-        kinds.inet.load(*tcp_close, streams, root, &files.all(OpenFile::inet))?;
+        kinds.inet.load(*tcp_close, streams, owner, &files.all(OpenFile::inet))?;
         in_flight.extend(kinds.unix.load(images, &files.all(OpenFile::unix))?);
         let packets = files.0.iter().filter_map(|file| Some((file.id, &file.packet()?.1)));
         packet::load(packets)?;
@@ -190,7 +194,9 @@ impl Table<'_> {
             FileKind::Epoll(set) => kinds.epolls.open(set),
             FileKind::Inotify(inotify) => kinds.inotify.open(inotify),
             FileKind::Signalfd(signalfd) => signalfd::open(signalfd),
-            FileKind::Packet(socket) => packet::open(cx.spaces, cx.id_maps, file.id, socket),
+            FileKind::Packet(socket) => {
+                packet::open(cx.spaces, cx.id_maps, socket_owner(cx), file.id, socket)
+            }
             FileKind::Terminal(end) => kinds.terminals.open(cx, end),
             FileKind::Fanotify(group) => kinds.fanotify.open(group),
             FileKind::Netlink(socket) => netlink::open(cx.spaces, cx.id_maps, file.id, socket),

@@ -18,7 +18,7 @@ use torpor_policy::{
 };
 use torpor_sys::socket::{self, Opt};
 
-use super::about::{Socket, netns_of, restore_flags};
+use super::about::{Socket, SocketOwner, netns_of, restore_flags};
 use super::address::Address;
 use super::around::Around;
 use super::queue;
@@ -31,7 +31,6 @@ use crate::file::{Found, OpenFiles};
 use crate::namespace::Namespaces;
 use crate::namespace::user::IdMaps;
 use crate::network::asleep::Asleep;
-use crate::restore::image::TaskImage;
 
 /// Level and name of the filter of raw ICMP sockets (linux/icmp.h).
 const ICMP_FILTER: (i32, i32) = (255, 1);
@@ -406,8 +405,8 @@ pub(crate) struct InetRestorer {
     /// Ports that sockets share by `SO_REUSEPORT`. All of them need it while they are
     /// bound, although some may have lost it since.
     shared: HashSet<Port>,
-    /// Whose sockets are of which the images do not say it: the root task's user.
-    user: Option<u32>,
+    /// Whose sockets are of which the images do not say it.
+    owner: SocketOwner,
     /// Connections of TCP, by socket.
     streams: HashMap<u32, TcpStream>,
     /// What waits to be read, by socket.
@@ -418,7 +417,7 @@ pub(crate) struct InetRestorer {
 }
 
 impl InetRestorer {
-    /// Reads and checks the images; connections come back closed with `close`. `root` is the root task.
+    /// Reads and checks the images; connections come back closed with `close`.
     ///
     /// # Errors
     /// If images are damaged, or contradict each other.
@@ -426,14 +425,11 @@ impl InetRestorer {
         &mut self,
         close: bool,
         (images, streams): (&ImageDir, HashMap<u32, TcpStream>),
-        root: Option<&TaskImage>,
+        owner: SocketOwner,
         sockets: &[&InetSocket],
     ) -> Result<()> {
         self.streams = streams;
-        let credentials = root.and_then(|root| root.credentials.first());
-        let [_, effective, ..] =
-            credentials.and_then(Option::as_ref).map(|of| of.users.map(Some)).unwrap_or_default();
-        self.user = effective;
+        self.owner = owner;
         self.close = close;
         let sharing = sockets.iter().filter(|socket| socket.options.reuse_port == Some(true));
         self.shared.extend(sharing.map(|socket| port(socket)));
@@ -454,8 +450,9 @@ impl InetRestorer {
         network: &mut Asleep,
         of: &InetSocket,
     ) -> Result<OwnedFd> {
-        let fd = ping::make(spaces, of.file, &of.kind)?;
-        self.prepare(id_maps, fd.as_fd(), of)?;
+        let owner = self.owner.or_of(&of.options);
+        let fd = owner.make(id_maps, || ping::make(spaces, of.file, &of.kind))?;
+        self.prepare(fd.as_fd(), of)?;
         if of.connection != Connection::None && !self.close {
             let stream = self.streams.get(&of.file).copied().unwrap_or_default();
             let sleeping = tcp::open(images, stream, of, &fd)?;
@@ -496,7 +493,7 @@ impl InetRestorer {
 
 impl InetRestorer {
     /// What must be set before a socket is bound.
-    fn prepare(&self, id_maps: &IdMaps, fd: BorrowedFd<'_>, of: &InetSocket) -> Result<()> {
+    fn prepare(&self, fd: BorrowedFd<'_>, of: &InetSocket) -> Result<()> {
         let family = of.ends.local.family;
         let set = |(level, name): (i32, i32), value: bool| {
             if socket::get_int(fd, level, name).is_ok_and(|now| now == i32::from(value)) {
@@ -515,8 +512,6 @@ impl InetRestorer {
         set(freebind(family), true)?;
         set((libc::SOL_SOCKET, libc::SO_REUSEADDR), true)?;
         if self.shared.contains(&port(of)) {
-            // Users have ports of their own, and the one who restores is another.
-            options::restore_owner(id_maps, fd, wanted.user.or(self.user), wanted.group)?;
             set((libc::SOL_SOCKET, libc::SO_REUSEPORT), true)?;
         }
         Ok(())

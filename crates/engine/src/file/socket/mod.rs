@@ -29,6 +29,7 @@ mod unix;
 use rustix::fs::OFlags;
 use torpor_images::proto::FileEntry;
 
+pub(crate) use self::about::SocketOwner;
 pub(crate) use self::about::netns_of;
 pub(crate) use self::around::Around;
 pub(crate) use self::inet::InetRestorer;

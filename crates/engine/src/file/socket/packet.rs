@@ -16,7 +16,7 @@ use torpor_kernel::sock_diag as diag;
 use torpor_policy::{PacketGroup, PacketSocket, Ring, SocketSetup};
 use torpor_sys::socket::{self, Opt};
 
-use super::about::{Socket, bad_entry, create, restore_flags};
+use super::about::{Socket, SocketOwner, bad_entry, create, restore_flags};
 use super::around::Around;
 use super::spaces::Lists;
 use super::{options, ring};
@@ -145,11 +145,13 @@ pub(crate) fn load<'f>(all: impl Iterator<Item = (u32, &'f PacketSocket)>) -> Re
 pub(crate) fn open(
     spaces: &Namespaces,
     id_maps: &IdMaps,
+    owner: SocketOwner,
     id: u32,
     (setup, packets): &(SocketSetup, PacketSocket),
 ) -> Result<OwnedFd> {
     let kind = setup.kind;
-    let socket = create(spaces, &kind)?;
+    let owner = owner.or_of(&setup.options);
+    let socket = owner.make(id_maps, || create(spaces, &kind))?;
     let fd = socket.as_fd();
     let wanted = &setup.options;
     options::restore_more(fd, wanted)?;
