@@ -12,10 +12,9 @@ use torpor_sys::rights::FileRights;
 
 use super::Found;
 use super::description::same_inode;
-use super::opener::Opener;
 use crate::error::{Context, Error, Result};
 use crate::namespace::mount::TreeMounts;
-use crate::namespace::{Namespaces, NsKind, run_in};
+use crate::namespace::{Namespaces, run_in};
 
 /// `MQUEUE_MAGIC` of linux/magic.h.
 const MQUEUE: i64 = 0x1980_0202;
@@ -68,20 +67,21 @@ fn name(path: &[u8]) -> Option<CString> {
     CString::new(path.strip_prefix(b"/")?).ok()
 }
 
-/// Opens the queue `file`, in the IPC namespace with number `ns_id`. One that the caller gives has those of others, which
-/// are opened with no more than what the calling runtime passed.
+/// Opens the queue `file`, in the IPC namespace with number `ns_id`, with no more than these rights.
 ///
 /// # Errors
 /// If the name is none of a queue; if the namespace or the queue is not there; if the queue cannot
 /// be opened, or the container's user may not open it.
-pub(super) fn open(cx: &Opener<'_>, file: &PathFile, ns_id: u32) -> Result<OwnedFd> {
+pub(super) fn open(
+    spaces: &Namespaces,
+    rights: Option<&FileRights>,
+    file: &PathFile,
+    ns_id: u32,
+) -> Result<OwnedFd> {
     let what = || format!("message queue {}", file.text());
     let name = name(&file.path).ok_or_else(|| Error::invalid("files.img", what()))?;
     let flags = OFlags::from_bits_retain(file.flags) & (OFlags::RWMODE | OFlags::NONBLOCK);
-    let space = cx.spaces.open_file(ns_id)?;
-    let root = cx.tasks.first().and_then(|root| root.image.homes.own(NsKind::Ipc));
-    let is_given = root == Some(ns_id) && cx.verdict.passed.joins(NsKind::Ipc);
-    let rights = cx.roots.rights.as_ref().filter(|_| is_given);
+    let space = spaces.open_file(ns_id)?;
     run_in(&[space.as_fd()], || {
         let _limited = rights.map(FileRights::limit).transpose().context(what)?;
         mqueue::open(&name, flags.bits().cast_signed(), 0, None).context(what)

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use rustix::fs::{AtFlags, CWD, FileType, OFlags, SeekFrom, Stat, StatxFlags};
 use torpor_images::proto::{FdTypes, FileEntry, RegFileEntry};
 use torpor_policy::{FileKey, FoundBy, OpenFile, PathFile};
+use torpor_sys::rights::FileRights;
 
 use super::description::{access, duplicate, is_readable, open_flags, reopen};
 use super::opener::Opener;
@@ -19,6 +20,7 @@ use super::{Found, buildid, ext, hidden, mqueue};
 use crate::dump::tasks::Task;
 use crate::error::{Context, Error, Result};
 use crate::memory::vma::Vma;
+use crate::namespace::NsKind;
 use crate::options::FileValidation;
 
 /// Major number of `/dev/null`, `/dev/zero`, `/dev/random` and their like.
@@ -256,7 +258,10 @@ pub(crate) fn open(cx: &mut Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
     let given = FileKey::of_path(file).and_then(|name| ext::inherited(cx.given, &name));
     match (file.found, given) {
         (FoundBy::Caller, given) => return external(cx, file, given),
-        (FoundBy::Queue(namespace), _) => return mqueue::open(cx, file, namespace),
+        (FoundBy::Queue(namespace), _) => {
+            let rights = rights_to_queues(cx, namespace);
+            return mqueue::open(cx.spaces, rights, file, namespace);
+        }
         (FoundBy::Path | FoundBy::Mount, Some(given)) => return duplicate(given),
         (FoundBy::Path | FoundBy::Mount, None) => {}
     }
@@ -271,6 +276,14 @@ pub(crate) fn open(cx: &mut Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
         seek(&opened, file)?;
     }
     Ok(opened)
+}
+
+/// With which rights queues of an IPC namespace are opened: one that the caller gives has those of others, which are opened
+/// with no more than what the calling runtime passed.
+fn rights_to_queues<'c>(cx: &'c Opener<'_>, namespace: u32) -> Option<&'c FileRights> {
+    let root = cx.tasks.first().and_then(|root| root.image.homes.own(NsKind::Ipc));
+    let is_given = root == Some(namespace) && cx.verdict.passed.joins(NsKind::Ipc);
+    cx.roots.rights.as_ref().filter(|_| is_given)
 }
 
 /// Opens what the path of a file leads to now.
