@@ -237,8 +237,8 @@ impl Hidden {
 }
 
 impl Opened {
-    /// Reads the archive of changed files, if the container has changed any. Who has no key may not know how large it
-    /// becomes, and everybody can seal for who has one: it is no larger than one that lies in plain may be.
+    /// Reads the archive of changed files, if the container has changed any. Those without a key may not know how large it
+    /// becomes, and everybody can seal for those with one: it is no larger than one that lies in plain may be.
     ///
     /// # Errors
     /// If it is not what was sealed, is too large, or is not there.

@@ -231,7 +231,7 @@ impl Opener<'_> {
         let refused = |why: &str| Err(Error::invalid(String::from_utf8_lossy(path), why));
         if tty::is_current(&rustix::fs::fstat(found).context(|| "fstat".to_owned())?) {
             return refused(
-                "would be the terminal of the restoring program here; a task has its own as a terminal",
+                "would be the terminal of the restoring program here, where that of a task is wanted",
             );
         }
         match procfs::process_of(self.roots.root_of_mount(mount)?, path, found)? {

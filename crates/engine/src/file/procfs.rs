@@ -35,7 +35,8 @@ impl OwningProcess {
     /// If its status cannot be read.
     pub(super) fn of(pid: &str) -> Result<Option<Self>> {
         let link = format!("/proc/{pid}");
-        match rustix::fs::open(&link, PLACE, Mode::empty()) {
+        // `self` is a link.
+        match rustix::fs::open(&link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
             Ok(dir) => Self::shown_at(dir.as_fd()),
             Err(_) => Ok(None),
         }

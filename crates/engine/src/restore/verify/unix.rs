@@ -37,7 +37,7 @@ pub(super) fn peers(opened: &Opened<'_>) -> Result<()> {
     let by_image: HashMap<u32, &SocketHere<'_>> =
         sockets.iter().map(|socket| (socket.end.link.inode, socket)).collect();
     let mut lists: HashMap<u64, List> = HashMap::new();
-    let known = Known::of(opened, &sockets);
+    let known = JudgedUsers::of(opened, &sockets);
     for socket in &sockets {
         socket.check_remembered(&known)?;
         let peer = socket.end.link.peer;
@@ -50,9 +50,9 @@ pub(super) fn peers(opened: &Opened<'_>) -> Result<()> {
 }
 
 /// Users and groups of processes that sockets may remember, as this host has them.
-struct Known(HashSet<(u32, u32)>);
+struct JudgedUsers(HashSet<(u32, u32)>);
 
-impl Known {
+impl JudgedUsers {
     /// Those that were judged: of the images' sockets, and of the tasks, where the images do not say.
     fn of(opened: &Opened<'_>, sockets: &[SocketHere<'_>]) -> Self {
         let remembered = sockets.iter().filter_map(|socket| socket.end.link.remembered);
@@ -64,7 +64,7 @@ impl Known {
             let user = maps.uid_outside(user).unwrap_or(user);
             (user, maps.gid_outside(group).unwrap_or(group))
         };
-        Known(remembered.chain(tasks).map(outside).collect())
+        JudgedUsers(remembered.chain(tasks).map(outside).collect())
     }
 }
 
@@ -97,7 +97,7 @@ impl<'c> SocketHere<'c> {
     }
 
     /// The process that it remembers, and shows to others, is one of those.
-    fn check_remembered(&self, known: &Known) -> Result<()> {
+    fn check_remembered(&self, known: &JudgedUsers) -> Result<()> {
         let id = self.end.file;
         let what = || format!("SO_PEERCRED of socket {id}");
         let Credentials { uid, gid, .. } = socket::peer_credentials(self.file).context(what)?;
