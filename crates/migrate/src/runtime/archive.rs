@@ -3,6 +3,7 @@
 //! The images come in rounds, so the archive of the source has none; here it gets a link to where they are. What it says
 //! about the host that it comes from becomes what is true here.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
@@ -21,7 +22,7 @@ const DOCUMENTS: [&str; 2] = ["config.dump", "spec.dump"];
 const ADDRESSES: &str = "network.status";
 /// What has changed in the root file system, and what of the image is gone there.
 const CHANGES: &str = "rootfs-diff.tar";
-const REMOVED: &str = "deleted.files";
+pub(super) const REMOVED: &str = "deleted.files";
 /// The content of `/dev/shm`.
 const SHARED_MEMORY: &str = "devshm-checkpoint.tar";
 /// Where Podman looks for images.
@@ -57,7 +58,7 @@ impl Adaptation<'_> {
         let made = File::create(to).context(|| to.display().to_string())?;
         let (mut adapted, spare) = (Builder::new(made), to.with_extension("part"));
         let mut root = Changes::new(CHANGES, Some(self.root));
-        let (mut documents, mut names) = (0, Vec::new());
+        let (mut documents, mut names, mut seen) = (0, Vec::new(), BTreeSet::new());
         for entry in archive.entries().context(name)? {
             let mut entry = entry.context(name)?;
             let Some(what) = entry.path().ok().and_then(|path| path.to_str().map(str::to_owned))
@@ -66,6 +67,10 @@ impl Adaptation<'_> {
             };
             if entry.header().entry_type() != EntryType::Regular {
                 continue;
+            }
+            // Podman would have the last one, and others were judged before it.
+            if !seen.insert(what.clone()) {
+                return Err(wrong(format!("{what} is in it twice")));
             }
             if let Some(text) = self.document(&what, &mut entry)? {
                 documents += usize::from(DOCUMENTS.contains(&what.as_str()));
@@ -344,8 +349,13 @@ mod tests {
         for name in ["../../../../../../etc", "/../etc", "/", "/link/lock"] {
             let said = refused_with("deleted.files", json!([name]).to_string().as_bytes());
             assert!(said.contains(&format!("{:?}", name.trim_start_matches('/'))), "{said}");
+            assert!(said.contains("deleted.files: "), "{said}");
         }
         assert!(refused_with("rootfs-diff.tar", &tar(&["link/lock"])).contains("link/lock"));
+        // The first one would make a directory of the link, and is not unpacked.
+        let twice = [&["link/"][..], &["link/lock"]].map(|names| ("rootfs-diff.tar", tar(names)));
+        let error = adapted(&[&documents()[..], &twice].concat()).unwrap_err().to_string();
+        assert!(error.contains("rootfs-diff.tar is in it twice"), "{error}");
         assert!(
             refused_with("volumes/data.tar", &tar(&["link/lock"])).contains("volumes/data.tar")
         );

@@ -11,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 
 use tar::{Archive, Builder, Entry, EntryType};
 
-use super::archive::wrong;
+use super::archive::{REMOVED, wrong};
 use crate::error::{Context, Result};
 
 /// What there may be in an archive.
@@ -122,7 +122,8 @@ impl<'a> Changes<'a> {
     ///
     /// # Errors
     /// If one of them leads out of the tree, or is the tree.
-    pub(super) fn judge_removed(&self, names: &[String]) -> Result<()> {
+    pub(super) fn judge_removed(mut self, names: &[String]) -> Result<()> {
+        self.what = REMOVED;
         for name in names {
             let path = self.plain(Path::new(name.strip_prefix('/').unwrap_or(name)))?;
             if path.as_os_str().is_empty() {
@@ -274,9 +275,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("etc")).unwrap();
         symlink("/run", dir.path().join("link")).unwrap();
-        let mut changes = Changes::new("deleted.files", Some(dir.path()));
-        changes.copy(archive(&["new -> /"]).as_slice(), std::io::sink()).unwrap();
-        let judged = |text: &str| changes.judge_removed(&removed(text).unwrap());
+        let judged = |text: &str| {
+            let mut changes = Changes::new("rootfs-diff.tar", Some(dir.path()));
+            changes.copy(archive(&["new -> /"]).as_slice(), std::io::sink()).unwrap();
+            changes.judge_removed(&removed(text).unwrap())
+        };
         judged(r#"["/etc", "/etc/a", "link", "new", "/gone/deep"]"#).unwrap();
         for name in ["../../../../../../etc", "/", ".", "", "/etc/../..", "/link/a", "/new/etc"] {
             let error = judged(&format!("[{name:?}]")).unwrap_err().to_string();
