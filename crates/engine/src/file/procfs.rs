@@ -1,7 +1,7 @@
 //! Files of procfs that belong to a process: to which one.
 //!
 //! The kernel asks a process for no right to its own memory, and here that is the restoring program: `/proc/self`
-//! is another one for who opens it than for the task that had the file open. So images may name no file of the restoring program's,
+//! is that of the process that opens it, not of the task that had the file open. So images may name no file of the restoring program's,
 //! by whichever number its procfs has.
 
 use std::fs::File;
@@ -131,9 +131,15 @@ mod tests {
             whose(&format!("/proc/{tid}/maps")).unwrap()
         });
         assert_eq!(thread.join().unwrap(), Some(own));
-        let first = whose("/proc/1/stat").unwrap();
-        assert!(first.is_some() && first == OwningProcess::of("1").unwrap());
-        assert!(pid == 1 || !mine("/proc/1/stat"));
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let other = child.id();
+        let whose_it_is = whose(&format!("/proc/{other}/stat")).unwrap();
+        assert!(
+            whose_it_is.is_some() && whose_it_is == OwningProcess::of(&other.to_string()).unwrap()
+        );
+        assert!(!mine(&format!("/proc/{other}/stat")));
+        child.kill().unwrap();
+        child.wait().unwrap();
         for path in ["/proc/meminfo", "/proc/sys/kernel/hostname", "/proc", "/etc", "/dev/null"] {
             assert_eq!(whose(path).unwrap(), None, "{path}");
         }
