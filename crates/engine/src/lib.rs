@@ -23,6 +23,7 @@ mod host;
 pub mod inside;
 mod judge;
 pub mod lazy;
+mod meanwhile;
 mod memory;
 mod namespace;
 mod network;

@@ -2,7 +2,6 @@
 
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
-use std::thread::JoinHandle;
 
 use torpor_images::proto::TaskKobjIdsEntry;
 use torpor_kernel::parallel;
@@ -11,6 +10,7 @@ use torpor_tracee::{Mapping, SIDE_BY_SIDE, Tracee};
 use crate::error::{Error, Result};
 use crate::file::found::Listed;
 use crate::guardian::{self, Guardian, Turn, Undo, Way};
+use crate::meanwhile::Meanwhile;
 use crate::memory::vma::{self, Vma};
 use crate::proc;
 use crate::task::{ProcFiles, ia32};
@@ -119,32 +119,7 @@ pub(crate) struct Tasks {
     /// Takes stubs out of them if the supervisor is killed.
     guardian: Guardian,
     /// Reads their mappings.
-    reading: Option<MappingsReader>,
-}
-
-/// A thread that reads what the kernel says of the mappings of tasks, for which that looks at each of their pages.
-#[derive(Debug)]
-struct MappingsReader(Option<JoinHandle<Result<Vec<Vec<Vma>>>>>);
-
-impl MappingsReader {
-    fn start(pids: Vec<i32>, workers: usize) -> Self {
-        let read = move || parallel::map(&pids, workers, |&pid| vma::read(pid));
-        MappingsReader(Some(std::thread::spawn(read)))
-    }
-
-    fn finish(&mut self) -> Result<Vec<Vec<Vma>>> {
-        let panicked = |_| Err(Error::Bug("a thread that reads mappings panicked".to_owned()));
-        self.0.take().map_or(Ok(Vec::new()), |thread| thread.join().unwrap_or_else(panicked))
-    }
-}
-
-/// Whoever forks afterwards must not have threads.
-impl Drop for MappingsReader {
-    fn drop(&mut self) {
-        if let Err(e) = self.finish() {
-            tracing::debug!("{e}");
-        }
-    }
+    reading: Option<Meanwhile<Result<Vec<Vec<Vma>>>>>,
 }
 
 impl Deref for Tasks {
@@ -167,16 +142,17 @@ impl Tasks {
         Tasks { all, guardian, reading: None }
     }
 
-    /// Has a thread read all that the kernel says of their mappings, as they are now: it takes 20 ms for 1 GiB. No process
-    /// can be forked until it is known.
+    /// Has a thread read all that the kernel says of their mappings, as they are now: it looks at each page for that, and takes
+    /// 20 ms for 1 GiB. No process can be forked until it is known.
     ///
     /// # Errors
     /// As [`Tasks::inject`]: what is mapped meanwhile would wait for the thread.
     pub(super) fn read_mappings(&mut self, workers: usize) -> Result<()> {
         let live = self.live();
         live.chunks(SIDE_BY_SIDE).try_for_each(|some| self.inject(some))?;
-        let pids = live.iter().map(|&task| self.all[task].pid).collect();
-        self.reading = Some(MappingsReader::start(pids, workers));
+        let pids: Vec<i32> = live.iter().map(|&task| self.all[task].pid).collect();
+        let read = move || parallel::map(&pids, workers, |&pid| vma::read(pid));
+        self.reading = Some(Meanwhile::start("reads mappings", read));
         Ok(())
     }
 
@@ -185,8 +161,8 @@ impl Tasks {
     /// # Errors
     /// Refused, by name, if a mapping cannot be kept; if a task has ended.
     pub(crate) fn know_mappings(&mut self) -> Result<()> {
-        let Some(mut reading) = self.reading.take() else { return Ok(()) };
-        for (task, mut vmas) in self.live().into_iter().zip(reading.finish()?) {
+        let Some(reading) = self.reading.take() else { return Ok(()) };
+        for (task, mut vmas) in self.live().into_iter().zip(reading.finish()??) {
             let task = &mut self.all[task];
             if let Some((start, len)) = task.threads.first().and_then(Tracee::stub_range) {
                 vmas.retain(|vma| !(start..start + len).contains(&vma.map.start));

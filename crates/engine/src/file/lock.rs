@@ -11,7 +11,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::thread::JoinHandle;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -26,6 +25,7 @@ use super::description::{access, duplicate, reopen};
 use super::open::OpenFiles;
 use crate::dump::tasks::Task;
 use crate::error::{Context, Error, Result};
+use crate::meanwhile::Meanwhile;
 use crate::namespace::user::IdMaps;
 use crate::options::Files;
 use crate::proc;
@@ -108,21 +108,17 @@ fn parse(line: &str) -> Option<FdinfoLock> {
 /// All locks of the system, which another thread lists: the kernel takes a grace period for that, 16 ms in which it does
 /// nothing else.
 #[derive(Debug)]
-pub(crate) struct AllLocks(Option<JoinHandle<torpor_kernel::Result<String>>>);
+pub(crate) struct AllLocks(Option<Meanwhile<torpor_kernel::Result<String>>>);
 
 impl AllLocks {
     /// Has them listed, if locks are kept, as they are from now on. Until it is done no process can be forked.
     pub(crate) fn list(files: &Files) -> Self {
-        AllLocks(files.locks.then(|| std::thread::spawn(proc::locks)))
+        AllLocks(files.locks.then(|| Meanwhile::start("lists locks", proc::locks)))
     }
 
     /// The list; an empty one if no locks are kept.
     fn listed(self) -> Result<String> {
-        let Some(thread) = self.0 else { return Ok(String::new()) };
-        match thread.join() {
-            Ok(listed) => Ok(listed?),
-            Err(_) => Err(Error::Bug("a thread that lists locks panicked".to_owned())),
-        }
+        self.0.map_or(Ok(String::new()), |thread| Ok(thread.finish()??))
     }
 }
 
