@@ -137,9 +137,8 @@ fn pagemaps(dir: &ImageDir) -> Result<Vec<(Kind, Pagemap)>> {
 /// Adds the pages of a dump to those that its parents need not have.
 fn learn(maps: &[(Kind, Pagemap)], known: &mut All) {
     for (kind, map) in maps {
-        let own = map.runs.iter().filter(|run| !run.in_parent).map(|run| run.range());
         let ranges = known.entry((kind.name, map.owner)).or_default();
-        *ranges = merged(std::mem::take(ranges).into_iter().chain(own).collect());
+        *ranges = merged(std::mem::take(ranges).into_iter().chain(own(map)).collect());
     }
 }
 
@@ -147,9 +146,13 @@ fn learn(maps: &[(Kind, Pagemap)], known: &mut All) {
 fn forget(maps: &[(Kind, Pagemap)], known: &mut All) {
     for (kind, map) in maps {
         let Some(ranges) = known.get_mut(&(kind.name, map.owner)) else { continue };
-        let own = map.runs.iter().filter(|run| !run.in_parent).map(|run| run.range());
-        *ranges = without(ranges, &merged(own.collect()));
+        *ranges = without(ranges, &merged(own(map).collect()));
     }
+}
+
+/// The pages that a dump has itself.
+fn own(map: &Pagemap) -> impl Iterator<Item = Range<u64>> {
+    map.runs.iter().filter(|run| !run.in_parent).map(|run| run.range())
 }
 
 /// The pages of a dump that are needed for relatives of whom they are, too: newer dumps do not

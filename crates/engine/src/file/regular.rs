@@ -20,7 +20,6 @@ use super::{Found, buildid, ext, hidden, mqueue};
 use crate::dump::tasks::Task;
 use crate::error::{Context, Error, Result};
 use crate::memory::vma::Vma;
-use crate::namespace::NsKind;
 use crate::options::FileValidation;
 
 /// Major number of `/dev/null`, `/dev/zero`, `/dev/random` and their like.
@@ -281,9 +280,7 @@ pub(crate) fn open(cx: &mut Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
 /// With which rights queues of an IPC namespace are opened: one that the caller gives has those of others, which are opened
 /// with no more than what the calling runtime passed.
 fn rights_to_queues<'c>(cx: &'c Opener<'_>, namespace: u32) -> Option<&'c FileRights> {
-    let root = cx.tasks.first().and_then(|root| root.image.homes.own(NsKind::Ipc));
-    let is_given = root == Some(namespace) && cx.verdict.passed.joins(NsKind::Ipc);
-    cx.roots.rights.as_ref().filter(|_| is_given)
+    cx.roots.rights.as_ref().filter(|_| cx.spaces.given.contains_key(&namespace))
 }
 
 /// Opens what the path of a file leads to now.

@@ -97,6 +97,11 @@ impl TaskImage {
         self.credentials.iter().flatten().next()
     }
 
+    /// The effective user and group of its first thread, as far as they are known: what is made for it is theirs.
+    pub(crate) fn ids(&self) -> Option<(u32, u32)> {
+        Some(self.credentials.first()?.as_ref()?.effective())
+    }
+
     /// Its mappings.
     pub(crate) fn areas(&self) -> impl Iterator<Item = &MemoryArea> {
         self.memory.iter().flat_map(|memory| &memory.areas)

@@ -337,9 +337,8 @@ fn networks(
 
 /// Limits of IPC namespaces that a new one does not have.
 fn limits_of_ipc(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) -> Result<()> {
-    let joined = view.passed.joins(NsKind::Ipc);
-    let is_given = |ns: &Namespace| ns.is_host || (joined && ns.task == 0);
-    for ns in spaces.of_kind(NsKind::Ipc).filter(|ns| !is_given(ns)) {
+    let is_made = |ns: &&Namespace| !ns.is_host && !spaces.given.contains_key(&ns.id);
+    for ns in spaces.of_kind(NsKind::Ipc).filter(is_made) {
         for setting in spaces.filling.objects(ns.id)?.setup.limits.all() {
             let known = (setting.path(), setting.value.clone());
             if !view.told.contains(&known) {

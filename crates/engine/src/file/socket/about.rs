@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::fs::OFlags;
-use torpor_policy::{Credentials, SocketKind, SocketOptions};
+use torpor_policy::{SocketKind, SocketOptions};
 use torpor_sys::rights::FileRights;
 use torpor_sys::socket;
 
@@ -65,8 +65,7 @@ pub(crate) struct SocketOwner {
 impl SocketOwner {
     /// That of a tree with this root task.
     pub(crate) fn of(root: Option<&TaskImage>) -> Self {
-        let credentials = root.and_then(|root| root.credentials.first()).and_then(Option::as_ref);
-        let ids = credentials.map(Credentials::effective);
+        let ids = root.and_then(TaskImage::ids);
         SocketOwner { user: ids.map(|ids| ids.0), group: ids.map(|ids| ids.1) }
     }
 

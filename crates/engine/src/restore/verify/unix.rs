@@ -12,7 +12,6 @@ use super::files::Opened;
 use super::{given, wrong};
 use crate::error::{Context, Result};
 use crate::namespace::run_in;
-use crate::restore::tasks::Task;
 
 /// What the kernel lists in a network namespace, by inode number.
 type List = HashMap<u32, UnixSocket>;
@@ -57,8 +56,7 @@ impl JudgedUsers {
     fn of(opened: &Opened<'_>, sockets: &[SocketHere<'_>]) -> Self {
         let remembered = sockets.iter().filter_map(|socket| socket.end.link.remembered);
         let remembered = remembered.map(|ids| (ids.user, ids.group));
-        let first = |task: &Task| task.image.credentials.first().and_then(Option::as_ref).cloned();
-        let tasks = opened.tasks.iter().map(|task| first(task).unwrap_or_default().effective());
+        let tasks = opened.tasks.iter().map(|task| task.image.ids().unwrap_or_default());
         let outside = |(user, group)| {
             let maps = opened.id_maps;
             let user = maps.uid_outside(user).unwrap_or(user);

@@ -555,7 +555,7 @@ fn root(cx: &Neighbours<'_>) -> Option<ProcessIds> {
 }
 
 fn ids_of(task: &Task) -> Option<ProcessIds> {
-    let (user, group) = task.image.credentials.first()?.as_ref()?.effective();
+    let (user, group) = task.image.ids()?;
     Some(ProcessIds { pid: task.vpid.cast_unsigned(), user, group })
 }
 
