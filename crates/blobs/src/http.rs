@@ -759,7 +759,7 @@ mod tests {
 
     #[test]
     fn logins_are_not_shown() {
-        let login = Login::new("alice", "secret");
+        let login = alice();
         assert_eq!(login.auth(), "YWxpY2U6c2VjcmV0");
         assert_eq!(Login::of_auth(login.auth()), Some(login.clone()));
         assert_eq!(format!("{login:?}"), "Login");

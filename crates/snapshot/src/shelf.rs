@@ -1,6 +1,5 @@
 //! `torpor snapshot list`, `verify`, `rm` and `gc`.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -183,11 +182,17 @@ pub fn verify(args: &VerifyArgs) -> Result<ExitCode> {
     let bytes = stored(&manifest, &found);
     let done = AtomicU64::new(found.len() as u64);
     let so_far = || done.load(Ordering::Relaxed);
+    // What is sealed has no such lists: the engine compares it with what was sealed.
+    let packs = match description.sealed {
+        true => Vec::new(),
+        false => description.layers(&manifest)?,
+    };
     progress::during("verifying", bytes, &so_far, || {
-        let lists = lists(&*store, &description, &manifest)?;
         manifest.blobs().try_for_each(|blob| {
-            let list = lists.get(blob.digest.as_str()).map(Vec::as_slice);
-            verify_blob(&*store, blob, list, &done)
+            let pack = packs.iter().find(|(_, layer)| layer.digest == blob.digest);
+            let list =
+                pack.map(|(pack, layer)| page_list::read(&*store, pack, layer)).transpose()?;
+            verify_blob(&*store, blob, list.as_deref(), &done)
         })
     })?;
     match args.json {
@@ -201,23 +206,6 @@ pub fn verify(args: &VerifyArgs) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// The lists of the pages in the packs of a snapshot, by the digests of their layers. What is sealed has no such lists: the
-/// engine compares it with what was sealed.
-fn lists<'m>(
-    store: &dyn Store,
-    description: &'m Description,
-    manifest: &'m Manifest,
-) -> Result<BTreeMap<&'m str, Vec<u8>>> {
-    if description.sealed {
-        return Ok(BTreeMap::new());
-    }
-    let packs = description.layers(manifest)?;
-    let lists = packs
-        .into_iter()
-        .map(|(pack, layer)| Ok((layer.digest.as_str(), page_list::read(store, pack, layer)?)));
-    lists.collect()
 }
 
 /// Compares a blob with its digest, and if it is a pack with the list of its pages.

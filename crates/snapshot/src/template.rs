@@ -205,7 +205,8 @@ pub fn keep(args: &KeepArgs) -> Result<ExitCode> {
         places::make(&new)?;
         let claim = places::claim(&new)?;
         let snapshot = (&description, &manifest);
-        let names = Names::of(&digest, places::has_made(&digest));
+        let is_own = places::has_made(&digest);
+        let names = Names::of(&digest, is_own);
         let cached = (!args.reference.is_near()).then_some(&names);
         let done = unpack::fetch(&*store, &manifest, &new)
             .and_then(|packed| fill(&new, cached, &*store, snapshot, &packed))
@@ -222,7 +223,7 @@ pub fn keep(args: &KeepArgs) -> Result<ExitCode> {
             find(&args.reference, &digest).ok_or(error)?;
         }
         drop(claim);
-        if places::has_made(&digest) {
+        if is_own {
             places::note(&args.reference, &description.origin)?;
         }
     }

@@ -3,12 +3,12 @@
 use std::collections::HashSet;
 use std::fs;
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
 use torpor_runtimes_tests::port;
 
-use crate::fixture::{Fixture, Noted, shown, until};
+use crate::fixture::{Fixture, Noted, shown, until, write_script};
 use crate::running::create_of;
 
 #[test]
@@ -65,8 +65,7 @@ fn a_start_runs_no_programs_to_look_for_locks() {
     fs::create_dir(&bin).unwrap();
     for program in ["iptables-save", "ip6tables-save", "nft"] {
         let program = bin.join(program);
-        fs::write(&program, format!("#!/bin/sh\necho $0 >>{}\n", called.display())).unwrap();
-        fs::set_permissions(program, fs::Permissions::from_mode(0o755)).unwrap();
+        write_script(&program, &format!("#!/bin/sh\necho $0 >>{}\n", called.display()));
     }
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
     let mut run = fixture.torpor(&["run", &reference, "--id", &fixture.id("one")]);

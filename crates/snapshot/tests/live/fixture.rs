@@ -2,7 +2,6 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -41,6 +40,14 @@ pub fn torpor() -> PathBuf {
     built
 }
 
+/// Makes a script that can be run. Another process writes it: a file that this one has open for writing is open for a moment
+/// in what another thread starts meanwhile, too (`ETXTBSY`).
+pub fn write_script(path: &Path, text: &str) {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\""]).arg(path).arg(text);
+    assert!(shell.status().unwrap().success());
+}
+
 /// A program that is found first on a path, notes in a file what it is called with, and does what it does usually.
 pub struct Noted {
     /// The path.
@@ -57,8 +64,7 @@ impl Noted {
         let script = bin.join(program);
         let (shown, usual) = (calls.display(), usual.display());
         let text = format!("#!/bin/sh\necho \"$*\" >>{shown}\nexec {usual} \"$@\"\n");
-        fs::write(&script, text).unwrap();
-        fs::set_permissions(script, fs::Permissions::from_mode(0o755)).unwrap();
+        write_script(&script, &text);
         let paths = std::iter::once(bin).chain(std::env::split_paths(path));
         Self { path: std::env::join_paths(paths).unwrap(), calls }
     }

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
 use std::net::TcpStream;
-use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use serde_json::Value;
@@ -13,7 +12,7 @@ use torpor_runtimes_tests::podman::{IMAGE, Podman};
 use torpor_runtimes_tests::scratch::Scratch;
 use torpor_snapshot::{oci, store};
 
-use crate::fixture::{Noted, shown, until, usual};
+use crate::fixture::{Noted, shown, until, usual, write_script};
 use crate::registry::Registry;
 
 /// A program that uses the storage and the network of this Podman.
@@ -242,8 +241,7 @@ fn is_left_to_whoever_was_faster(podman: &Podman<'_>, scratch: &Scratch, warm: &
     let path = path_of(&run(podman, scratch, warm, "one"));
     let usual = usual("podman", path.as_ref());
     let text = "#!/bin/sh\n[ \"$1 $2\" != \"container exists\" ] || exit 1\n";
-    fs::write(&program, format!("{text}exec {} \"$@\"\n", usual.display())).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&program, &format!("{text}exec {} \"$@\"\n", usual.display()));
     for policy in ["Always", "Never"] {
         let mut run = run(podman, scratch, warm, "one");
         run.args(["--policy", policy]).env("PATH", format!("{}:{path}", early.display()));

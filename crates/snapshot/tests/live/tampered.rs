@@ -11,7 +11,7 @@ use torpor_snapshot::{oci, stored};
 
 use crate::belief::copy;
 use crate::fixture::{Fixture, shown, until};
-use crate::sealed_pack::{layer_of, small};
+use crate::sealed_pack::{self, layer_of, small};
 
 /// The bytes of a cluster in the list, before its pages, and of the digest of a page.
 const LISTED: usize = 48;
@@ -25,15 +25,20 @@ fn second(list: &[u8]) -> usize {
     LISTED + usize::from(list[12]) * PAGE_SUM
 }
 
+/// Where the list of a pack is in its archive.
+fn place_of(pack: &serde_json::Value) -> std::ops::Range<usize> {
+    let number = |key: &str| usize::try_from(pack[key].as_u64().unwrap()).unwrap();
+    number("list_offset")..number("list_offset") + number("list_size")
+}
+
 /// Gives the snapshot in the store another list of the pages in its pack.
 #[track_caller]
 fn tamper(fixture: &Fixture, change: Tampering) {
-    let mut plain = zstd::decode_all(fs::read(fixture.layer(1)).unwrap().as_slice()).unwrap();
+    let mut plain = sealed_pack::pack(fixture);
     fixture.change("latest", |manifest| {
         let mut config = fixture.document(manifest["config"]["digest"].as_str().unwrap());
         let mut pack = config["org.torpor.snapshot"]["packs"][0].take();
-        let number = |key: &str| usize::try_from(pack[key].as_u64().unwrap()).unwrap();
-        let place = number("list_offset")..number("list_offset") + number("list_size");
+        let place = place_of(&pack);
         change(&mut plain[place.clone()]);
         pack["list_digest"] = oci::sha256(&plain[place]).into();
         pack["plain"] = oci::sha256(&plain).into();
@@ -92,11 +97,10 @@ fn a_list_that_names_other_pages_is_refused() {
 /// Whoever makes the snapshot in the store knows which pack another one needs, and gives bytes of his own for it: has it say
 /// that the last cluster there is another one. What that is, and where.
 fn other_cluster(fixture: &Fixture) -> (u64, Vec<u8>) {
-    let plain = zstd::decode_all(fs::read(fixture.layer(1)).unwrap().as_slice()).unwrap();
+    let plain = sealed_pack::pack(fixture);
     let config = fixture.document(fixture.manifest()["config"]["digest"].as_str().unwrap());
     let pack = &config["org.torpor.snapshot"]["packs"][0];
-    let number = |key: &str| usize::try_from(pack[key].as_u64().unwrap()).unwrap();
-    let list = &plain[number("list_offset")..number("list_offset") + number("list_size")];
+    let list = &plain[place_of(pack)];
     let (mut last, mut next) = (0, 0);
     while next < list.len() {
         last = next;
@@ -112,10 +116,7 @@ fn other_cluster(fixture: &Fixture) -> (u64, Vec<u8>) {
     *byte = !*byte;
     let blob = fs::File::options().write(true).open(fixture.layer(1)).unwrap();
     blob.write_all_at(&[*byte], stored::extent(&(middle..middle + 1)).start).unwrap();
-    let other = oci::sha256(&cluster);
-    let other = other.trim_start_matches("sha256:").as_bytes().chunks(2);
-    let other = other.map(|byte| u8::from_str_radix(str::from_utf8(byte).unwrap(), 16).unwrap());
-    let other: Vec<u8> = other.collect();
+    let other = sealed_pack::sum_of(&cluster);
     let (mut small, mut found) = (small(fixture), 0);
     for content in small.values_mut() {
         while let Some(at) = content.windows(sum.len()).position(|part| part == sum) {
