@@ -29,14 +29,16 @@ impl Watch {
         let (stop, peak) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stopped, most) = (Arc::clone(&stop), Arc::clone(&peak));
         let thread = thread::spawn(move || {
-            // The last look is one at the end, however long ago the one before was.
-            let mut is_last = false;
-            while !is_last {
-                is_last = stopped.load(Ordering::Relaxed);
+            loop {
+                // The last look is one at the end, however long ago the one before was.
+                let is_last = stopped.load(Ordering::Relaxed);
                 let begun = Instant::now();
                 let resident: u64 = descendants(root).into_iter().map(resident).sum();
                 most.fetch_max(resident + stored(&files), Ordering::Relaxed);
-                pause(&stopped, PAUSE.max(begun.elapsed() * REST));
+                if is_last {
+                    break;
+                }
+                thread::park_timeout(PAUSE.max(begun.elapsed() * REST));
             }
         });
         Self { stop, peak, thread }
@@ -45,16 +47,9 @@ impl Watch {
     /// Bytes at the peak.
     pub fn finish(self) -> Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
+        self.thread.thread().unpark();
         self.thread.join().map_err(|_| anyhow!("the watch panicked"))?;
         Ok(self.peak.load(Ordering::Relaxed))
-    }
-}
-
-/// Sleeps for so long, or until it is stopped.
-fn pause(stop: &AtomicBool, time: Duration) {
-    let end = Instant::now() + time;
-    while !stop.load(Ordering::Relaxed) && Instant::now() < end {
-        thread::sleep(PAUSE.min(end.saturating_duration_since(Instant::now())));
     }
 }
 

@@ -134,7 +134,7 @@ pub fn reopen(file: &File, flags: OFlags) -> Result<File> {
 
 /// A path that leads to what a descriptor has open, also if that is a symbolic link.
 #[must_use]
-pub fn by_descriptor(file: &File) -> PathBuf {
+pub fn by_descriptor(file: &impl AsRawFd) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
 

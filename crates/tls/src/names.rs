@@ -1,7 +1,5 @@
 //! The names in a certificate, by which its owner is known again when another one has replaced it.
 
-use std::fmt::Write as _;
-
 use aws_lc_rs::digest::{Context, SHA256};
 use rustls::pki_types::CertificateDer;
 use x509_parser::oid_registry::OID_X509_EXT_SUBJECT_ALT_NAME;
@@ -25,10 +23,7 @@ pub(crate) fn digest(certificate: &CertificateDer<'_>) -> Result<String> {
     if others.is_empty() && read.subject().iter().next().is_none() {
         sum.update(certificate);
     }
-    Ok(sum.finish().as_ref().iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    }))
+    Ok(sum.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 #[cfg(test)]

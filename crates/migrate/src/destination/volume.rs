@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -25,7 +25,7 @@ pub(super) fn judge(path: &Path, allowed: &[PathBuf]) -> Result<()> {
         Err(Errno::NOENT) => return Ok(()),
         Err(errno) => return Err(errno).context(|| path.display().to_string()),
     };
-    let is_empty = std::fs::read_dir(format!("/proc/self/fd/{}", dir.as_raw_fd()))
+    let is_empty = std::fs::read_dir(tree::by_descriptor(&dir))
         .context(|| path.display().to_string())?
         .next()
         .is_none();
@@ -88,7 +88,7 @@ fn remove(path: &Path, allowed: &[PathBuf]) {
         if matches!(statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT)) {
             return Ok(());
         }
-        let there = Path::new("/proc/self/fd").join(parent.as_raw_fd().to_string()).join(name);
+        let there = tree::by_descriptor(&parent).join(name);
         std::fs::remove_dir_all(there).context(|| path.display().to_string())
     });
     if let Err(error) = removed {

@@ -11,7 +11,7 @@ use std::path::Path;
 use serde_json::Value;
 use tar::{Archive, Builder, Entry, EntryType, Header};
 
-use super::changes::{Changes, removed, reopened};
+use super::changes::{Changes, removed};
 use super::dump;
 use super::podman::{Description, Ways};
 use crate::error::{Context, Error, Result};
@@ -58,7 +58,7 @@ impl Adaptation<'_> {
         let made = File::create(to).context(|| to.display().to_string())?;
         let (mut adapted, spare) = (Builder::new(made), to.with_extension("part"));
         let mut root = Changes::new(CHANGES, Some(self.root));
-        let (mut documents, mut names, mut seen) = (0, Vec::new(), BTreeSet::new());
+        let (mut names, mut seen) = (Vec::new(), BTreeSet::new());
         for entry in archive.entries().context(name)? {
             let mut entry = entry.context(name)?;
             let Some(what) = entry.path().ok().and_then(|path| path.to_str().map(str::to_owned))
@@ -73,7 +73,6 @@ impl Adaptation<'_> {
                 return Err(wrong(format!("{what} is in it twice")));
             }
             if let Some(text) = self.document(&what, &mut entry)? {
-                documents += usize::from(DOCUMENTS.contains(&what.as_str()));
                 append(&mut adapted, &what, text.len() as u64, text.as_bytes()).context(name)?;
             } else if what == REMOVED {
                 names = removed(&text_of(&what, &mut entry)?)?;
@@ -85,6 +84,7 @@ impl Adaptation<'_> {
                 add(&mut adapted, &what, &spare)?;
             }
         }
+        let documents = DOCUMENTS.iter().filter(|name| seen.contains(**name)).count();
         if documents != DOCUMENTS.len() {
             return Err(wrong(format!("it has {documents} of {DOCUMENTS:?}")));
         }
@@ -131,7 +131,8 @@ fn repack(tree: &mut Changes<'_>, entry: Entry<'_, impl Read>, spare: &Path) -> 
 /// Adds the file `spare` under another name, and removes it.
 fn add(to: &mut Builder<File>, what: &str, spare: &Path) -> Result<()> {
     let shown = || spare.display().to_string();
-    let (file, len) = reopened(spare)?;
+    let file = File::open(spare).context(shown)?;
+    let len = file.metadata().context(shown)?.len();
     append(to, what, len, file).context(shown)?;
     fs::remove_file(spare).context(shown)
 }
@@ -168,6 +169,7 @@ mod tests {
     use serde_json::json;
     use std::collections::BTreeMap;
 
+    use super::super::changes::tests::archive as tar;
     use super::*;
 
     const ID: &str = "a1b2";
@@ -249,21 +251,6 @@ mod tests {
     fn refused_with(name: &'static str, text: &[u8]) -> String {
         let files = [&documents()[..], &[(name, text.to_vec())]].concat();
         adapted(&files).unwrap_err().to_string()
-    }
-
-    /// An archive of empty files.
-    fn tar(names: &[&str]) -> Vec<u8> {
-        let mut made = Builder::new(Vec::new());
-        for name in names {
-            let mut header = Header::new_gnu();
-            header.set_size(0);
-            header.set_mode(0o644);
-            let is_directory = name.ends_with('/');
-            let kinds = [EntryType::Regular, EntryType::Directory];
-            header.set_entry_type(kinds[usize::from(is_directory)]);
-            made.append_data(&mut header, name, std::io::empty()).unwrap();
-        }
-        made.into_inner().unwrap()
     }
 
     #[test]

@@ -5,7 +5,6 @@
 //! read here, so that it reads nothing else.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Component, Path, PathBuf};
 
@@ -181,23 +180,12 @@ impl<'a> Changes<'a> {
 /// If the text is no list of names.
 pub(super) fn removed(text: &str) -> Result<Vec<String>> {
     let names: Option<Vec<String>> =
-        serde_json::from_str(text).map_err(|error| wrong(format!("deleted.files: {error}")))?;
+        serde_json::from_str(text).map_err(|error| wrong(format!("{REMOVED}: {error}")))?;
     Ok(names.unwrap_or_default())
 }
 
-/// Opens a file anew to read what was written into it.
-///
-/// # Errors
-/// If it cannot be opened, or its length is not known.
-pub(super) fn reopened(path: &Path) -> Result<(File, u64)> {
-    let shown = || path.display().to_string();
-    let file = File::open(path).context(shown)?;
-    let len = file.metadata().context(shown)?.len();
-    Ok((file, len))
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     #![allow(clippy::unwrap_used)]
 
     use std::os::unix::fs::symlink;
@@ -207,7 +195,7 @@ mod tests {
     use super::*;
 
     /// An archive: names that end in `/` are directories, `a -> b` is a link, `a = b` a hard one.
-    fn archive(entries: &[&str]) -> Vec<u8> {
+    pub(crate) fn archive(entries: &[&str]) -> Vec<u8> {
         let mut made = Builder::new(Vec::new());
         for entry in entries {
             let mut header = Header::new_gnu();

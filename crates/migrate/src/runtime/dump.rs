@@ -125,9 +125,6 @@ pub(super) fn adapt(config: &mut Value, id: &str, said: &Description, ways: &Way
         if !config[label].as_str().unwrap_or_default().bytes().all(plain) {
             return Err(wrong(format!("its {label} is {}", config[label])));
         }
-        if config[label].is_null() {
-            config.as_object_mut().and_then(|config| config.remove(label));
-        }
     }
     volumes(&config["namedVolumes"], &said.volumes)?;
     networks(&config["newNetworks"], &said.networks)?;

@@ -366,10 +366,7 @@ pub(super) fn judge(container: &Container, description: &str, terms: Terms) -> R
 /// # Errors
 /// If the directory cannot be made, or not be written to.
 pub(super) fn sketch(dir: &Path, description: &str) -> Result<PathBuf> {
-    let file = dir.join("config.json");
-    make_private(dir)?;
-    fs::write(&file, read(description)?.spec.to_string()).context(|| file.display().to_string())?;
-    Ok(dir.to_owned())
+    write_bundle(dir, &read(description)?.spec)
 }
 
 /// What the policy judges before anything is stopped: a bundle in `dir` with the part of the configuration that is done before
@@ -378,10 +375,14 @@ pub(super) fn sketch(dir: &Path, description: &str) -> Result<PathBuf> {
 /// # Errors
 /// If the directory cannot be made, or not be written to.
 pub(crate) fn demand(dir: &Path, description: &str) -> Result<PathBuf> {
+    write_bundle(dir, &read(description)?.demand())
+}
+
+/// Makes a directory with a configuration.
+fn write_bundle(dir: &Path, spec: &Value) -> Result<PathBuf> {
     let file = dir.join("config.json");
     make_private(dir)?;
-    let spec = read(description)?.demand().to_string();
-    fs::write(&file, spec).context(|| file.display().to_string())?;
+    fs::write(&file, spec.to_string()).context(|| file.display().to_string())?;
     Ok(dir.to_owned())
 }
 
