@@ -113,8 +113,7 @@ const AS_IT_IS: [&str; 5] = ["bind", "private", "slave", "shared", "unbindable"]
 
 /// Whether a word says nothing of how something is mounted that is there already.
 pub(crate) fn keeps_flags(word: &str) -> bool {
-    let bare = word.strip_prefix('r').unwrap_or(word);
-    AS_IT_IS.contains(&bare) || AS_IT_IS.contains(&word)
+    AS_IT_IS.contains(&word.strip_prefix('r').unwrap_or(word))
 }
 
 /// The flags of a configured mount that take rights away.

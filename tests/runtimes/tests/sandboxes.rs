@@ -10,12 +10,11 @@ use torpor_runtimes_tests::runc::Container;
 use torpor_runtimes_tests::scratch::Scratch;
 use torpor_runtimes_tests::wait::until;
 
-use crate::counting::goes_on;
+use crate::counting::{COUNT, goes_on};
 use crate::images::{FOREIGN, bundle_of};
 
-/// Counts, beside a sandbox.
-const PROGRAM: &str = "unshare -Urm tail -f /dev/null & \
-    i=0; while :; do i=$((i+1)); echo $i >> /count; sleep 0.02; done";
+/// Starts a sandbox.
+const SANDBOX: &str = "unshare -Urm tail -f /dev/null & ";
 
 /// What a sandbox tries to do to the mounts that it has from the container.
 const TRIES: [&[&str]; 4] = [
@@ -45,7 +44,7 @@ fn a_sandbox_takes_nothing_away_from_what_protects_files() {
     let scratch = Scratch::new("sandboxes");
     scratch.configure(FOREIGN);
     // Nobody else may give a user namespace the root user (Linux 5.12).
-    let bundle = bundle_of(&scratch, PROGRAM).configure(|config| {
+    let bundle = bundle_of(&scratch, &format!("{SANDBOX}{COUNT}")).configure(|config| {
         for set in ["bounding", "permitted", "effective"] {
             let set = config["process"]["capabilities"][set].as_array_mut().unwrap();
             set.push(json!("CAP_SETFCAP"));

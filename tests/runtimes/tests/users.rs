@@ -16,11 +16,9 @@ use torpor_runtimes_tests::runc::{Bundle, Container};
 use torpor_runtimes_tests::scratch::Scratch;
 use torpor_runtimes_tests::wait::until;
 
-use crate::counting::goes_on;
+use crate::counting::{COUNT, goes_on};
 use crate::images::archives::{archive, header};
 use crate::images::{FOREIGN, Images, at, bundle_of, refuses_of};
-
-pub(crate) const COUNT: &str = "i=0; while :; do i=$((i+1)); echo $i >> /count; sleep 0.02; done";
 
 /// What the shell has read from /data is another file, on the mount at `place`.
 fn other_file(images: &Images, place: &str, path: &str) {

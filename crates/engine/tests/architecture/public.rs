@@ -17,7 +17,7 @@ pub(super) fn all(sources: &[Source]) -> Vec<Public<'_>> {
     let mut all = Vec::new();
     for Source { file, library, text } in sources {
         let Some(library) = library else { continue };
-        let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+        let code = super::without_tests(text);
         let names = code.lines().filter_map(published);
         all.extend(names.map(|name| (name, library.as_str(), file.as_str())));
     }

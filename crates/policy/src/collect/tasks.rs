@@ -53,10 +53,11 @@ pub fn shared(homes: (NsSet, NsSet), kind: NsKind, passed: &Passed) -> Option<As
     // By a number of its own it would be this host's all the same.
     let is_roots =
         root.own(kind).is_none() && [None, root.number(kind)].contains(&task.number(kind));
-    let is_joined = is_roots && passed.joins(kind);
+    if !(is_roots && passed.joins(kind)) {
+        return Some(Ask::HostNamespace(kind.name()));
+    }
     let number = task.number(kind).unwrap_or_default();
-    let joined = || GivenNamespace { kind: kind.name(), number, key: None };
-    Some(if is_joined { Ask::GivenNamespace(joined()) } else { Ask::HostNamespace(kind.name()) })
+    Some(Ask::GivenNamespace(GivenNamespace { kind: kind.name(), number, key: None }))
 }
 
 /// Tasks in the session that the root task is born into, if it does not begin one before.

@@ -11,7 +11,8 @@ use torpor_runtimes_tests::command::{Run, command};
 use torpor_runtimes_tests::scratch::Scratch;
 
 use super::{Images, bundle, refuses, refuses_of};
-use crate::users::{COUNT, bundle_of_user};
+use crate::counting::COUNT;
+use crate::users::bundle_of_user;
 
 #[test]
 fn namespace_numbers() {

@@ -12,7 +12,7 @@ use torpor_runtimes_tests::runc::Container;
 use torpor_runtimes_tests::scratch::Scratch;
 
 use super::{FOREIGN, Images, at, bundle, bundle_of, owners, refuses, refuses_by};
-use crate::counting::goes_on;
+use crate::counting::{COUNT, goes_on};
 
 /// What restores called the directory that they bind a socket in, as long as others could know it.
 const STAGE: &str = ".torpor-socket-900001";
@@ -163,8 +163,7 @@ fn what_is_in_flight_only_remembers_the_containers_user() {
     const USER: u32 = 65534;
     let scratch = Scratch::new("images-in-flight");
     scratch.configure(FOREIGN);
-    let count = "i=0; while :; do i=$((i+1)); echo $i >> /count; sleep 0.02; done";
-    let bundle = bundle_of(&scratch, count).configure(|config| {
+    let bundle = bundle_of(&scratch, COUNT).configure(|config| {
         config["process"]["user"] = json!({"uid": USER, "gid": USER});
     });
     bundle.write("count", "");
