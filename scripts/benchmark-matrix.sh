@@ -5,8 +5,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# With PARTS, `make bench` measures only what is named; the runtimes are the part "runtimes".
-if [ -n "${PARTS:-}" ] && [[ " $PARTS " != *" runtimes "* ]]; then
+# With PARTS or QUEUE_PIECE, `make bench` measures only what is named; the runtimes are the part "runtimes".
+if [ -n "${PARTS:-}${QUEUE_PIECE:-}" ] && [[ " ${PARTS:-} " != *" runtimes "* ]]; then
 	exit
 fi
 out=${1:-target/benchmark}
