@@ -196,6 +196,34 @@ fn a_job_of_a_runtime_is_killed_before_its_agent() {
     container.goes_on();
 }
 
+/// Its engine decides where the tasks run: it ends them, or has let them go. Nobody takes them for running before.
+#[test]
+fn a_runtime_that_is_killed_decides_nothing() {
+    for (point, end, has_moved) in
+        [("network-unlock", "false", false), ("post-resume", "true", true)]
+    {
+        let container = Container::start(|_| {});
+        let (here, mut there) = (Host::new(), Host::new());
+        let script = format!(
+            "test $CRTOOLS_SCRIPT_ACTION != {point} || \
+             {{ read -r _ _ _ runtime _ </proc/$PPID/stat; kill -9 $runtime; sleep 1; {end}; }}"
+        );
+        for word in ["--action-script", &script] {
+            there.options.push(format!("--restore-option={word}"));
+        }
+        let root = container.roots[1].display().to_string();
+        there.options.extend(["--runtime-root".to_owned(), root]);
+        there.start_agent();
+        let said = container.moves(&here, "stop-and-copy", &there.address);
+        assert_eq!(said.is_ok(), has_moved, "{point}: {said:?}");
+        container.goes_on();
+        let ids = std::slice::from_ref(&container.id);
+        let (stays, comes) = if has_moved { (&[][..], ids) } else { (ids, &[][..]) };
+        assert_eq!((&container.listed(0)[..], &container.listed(1)[..]), (stays, comes), "{point}");
+        wait_until("both tidy up", || here.is_clean() && there.is_clean());
+    }
+}
+
 /// So long is the file of [`with_a_large_file`].
 const LARGE: u64 = 8_000_000;
 

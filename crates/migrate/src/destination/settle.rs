@@ -66,8 +66,13 @@ fn running(record: &Record) -> Result<Option<i32>> {
             record.id
         )));
     }
+    // A runtime that was killed leaves its engine behind, which traces the tasks for as long as it may still end them.
+    let is_open = || {
+        record.worker.is_some_and(|worker| worker.lives())
+            || record.tasks.first().is_some_and(Task::is_traced)
+    };
     let start = Instant::now();
-    while record.worker.is_some_and(|worker| worker.lives()) {
+    while is_open() {
         if start.elapsed() > PATIENCE {
             return Err(Error::refused("the restore has not ended yet"));
         }
