@@ -392,6 +392,34 @@ fn a_tree_of_this_host_joins_namespaces() {
     }
 }
 
+/// A listener at a port that is free, which it counts.
+const LISTENER: &str = r#"
+import socket, sys, time
+listener = socket.create_server(("127.0.0.1", 0))
+with open(sys.argv[1], "w", buffering=1) as file:
+    while True:
+        print(listener.getsockname()[1], file=file)
+        time.sleep(0.02)
+"#;
+
+/// They are where their task is, and not in the network that the images say.
+#[test]
+fn sockets_of_a_tree_of_this_host_join_its_network() {
+    let (network, dir) = (Network::new(), tempfile::tempdir().unwrap());
+    let program = Program { dir, lock: "nftables" };
+    let mut listener = Command::new("setsid");
+    listener.args(["python3", "-c", LISTENER]).arg(program.count()).stdin(Stdio::null());
+    let started = listener.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    goes_on(&program.count());
+    program.put_to_sleep(Started(started));
+    let _restored = program.wake(&network);
+    goes_on(&program.count());
+    let counted = fs::read_to_string(program.count()).unwrap();
+    let port = counted.lines().next().unwrap();
+    let connect = format!("import socket; socket.create_connection(('127.0.0.1', {port}))");
+    succeeds(network.inside("python3").args(["-c", &connect]));
+}
+
 /// A tree lives in one namespace of a kind.
 #[test]
 fn a_second_namespace_of_a_kind_is_no_use() {

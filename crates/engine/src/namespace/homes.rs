@@ -286,8 +286,12 @@ fn enter_joined(cx: &mut Homes<'_>) -> Result<()> {
             let (uid, gid) = join.ids.unwrap_or_default();
             become_user(cx, uid, gid)?;
         }
+        let is_own = |ns: &Namespace| ns.task == 0 && !ns.is_host;
         for ns in cx.spaces.all.iter_mut().filter(|ns| ns.kind == kind && ns.task == 0) {
             ns.file = Some(file.try_clone().context(|| "dup".to_owned())?);
+        }
+        if kind == NsKind::Net && !cx.spaces.of_kind(kind).any(is_own) {
+            cx.spaces.joined_network = Some(file);
         }
     }
     if let Some(join) = joined(cx, NsKind::User)

@@ -74,6 +74,8 @@ pub(crate) struct Namespaces {
     pub users: Vec<user::NestedUser>,
     /// Those that are not made, because the caller gives them, by number.
     pub(crate) given: HashMap<u32, GivenNamespace>,
+    /// The network that the tree joins, whose tasks were in this host's.
+    pub(crate) joined_network: Option<OwnedFd>,
     /// What the clocks of time namespaces were set to, by number; 0 is that of a root task whose clocks
     /// were the host's.
     pub(crate) clocks: HashMap<u32, clocks::Offsets>,
@@ -138,14 +140,19 @@ impl Namespaces {
         }
     }
 
-    /// The network namespace with image number `id`; `None` for the caller's own (0, if the tasks have no other).
+    /// The network namespace with image number `id`; `None` for the caller's own (0, if the tasks have no other), unless the
+    /// tree joins one in its place.
     ///
     /// # Errors
     /// A number that is none of such a namespace; one of a task that has ended.
     pub(crate) fn netns(&self, id: u32) -> Result<Option<OwnedFd>> {
         let others = || self.of_kind(NsKind::Net).any(|ns| !ns.is_host);
+        let joined = || {
+            let joined = self.joined_network.as_ref().map(OwnedFd::try_clone).transpose();
+            joined.context(|| "dup of a network namespace".to_owned())
+        };
         match self.by_id(id) {
-            Some(ns) if ns.kind == NsKind::Net && ns.is_host => Ok(None),
+            Some(ns) if ns.kind == NsKind::Net && ns.is_host => joined(),
             Some(Namespace { kind: NsKind::Net, file: Some(file), .. }) => {
                 file.try_clone().context(|| "dup of a network namespace".to_owned()).map(Some)
             }
@@ -153,7 +160,7 @@ impl Namespaces {
             Some(ns) if ns.kind == NsKind::Net => {
                 Ok(Some(crate::proc::open(ns.pid, "ns/net")?.into()))
             }
-            None if !others() => Ok(None),
+            None if !others() => joined(),
             _ => {
                 let reason = format!("{id} is no network namespace of the tasks");
                 Err(Error::invalid("files.img", reason))

@@ -59,6 +59,7 @@ impl NetworkOrigin {
         match spaces.given.get(&ns.id) {
             Some(given) if given.key.is_some() => NetworkOrigin::External,
             Some(_) => NetworkOrigin::Joined,
+            None if ns.is_host => NetworkOrigin::Joined,
             None if ns.task == 0 => NetworkOrigin::New,
             None => NetworkOrigin::Nested,
         }
@@ -234,7 +235,8 @@ impl Asleep {
         for id in wanted {
             // What a skeleton was built with is locked by the name of the dump that it was built by.
             let is_locked = self.locks.iter().any(|lock| lock.ns == id);
-            let Some(ns) = of.spaces.by_id(id).filter(|ns| !ns.is_host && !is_locked) else {
+            let is_hosts = |ns: &Namespace| ns.is_host && of.spaces.joined_network.is_none();
+            let Some(ns) = of.spaces.by_id(id).filter(|ns| !is_hosts(ns) && !is_locked) else {
                 continue;
             };
             let origin = NetworkOrigin::of(ns, of.spaces);

@@ -103,8 +103,9 @@ impl<'c> Opened<'c> {
             let what = || format!("network namespace of socket {id}");
             let now = socket::network_namespace(file).context(what)?;
             let now = rustix::fs::fstat(now).context(what)?.st_ino;
-            let wanted = match &ns.file {
-                _ if ns.is_host => own,
+            let space = if ns.is_host { &self.spaces.joined_network } else { &ns.file };
+            let wanted = match space {
+                None if ns.is_host => own,
                 Some(file) => rustix::fs::fstat(file).context(what)?.st_ino,
                 None => continue,
             };
