@@ -17,7 +17,9 @@ use torpor_tracee::{Batch, Call, RemoteAddr, Tracee};
 
 use super::{TtyNode, info, queue};
 use crate::error::{Context, Error, Result};
-use crate::file::description::{duplicate, open_flags, outside, reopen, set_status_flags};
+use crate::file::description::{
+    duplicate, open_flags, outside, reopen, same_inode, set_status_flags,
+};
 use crate::file::ext;
 use crate::file::opener::Opener;
 use crate::file::remap::parent;
@@ -243,10 +245,10 @@ impl TtyRestorer {
         // By its path, which may be one that a container runtime has given it. A slave
         // that was hung up had the path of whoever has the number now.
         if info.settings.is_some()
+            && let Some(known) = &pair.slave
             && let Ok(path) = node(cx, file)
-            && let Ok(slave) = cx
-                .roots
-                .open_own((path.mount, &path.path), flags, |found| is_slave_of(found, &pair.master))
+            && let Ok(slave) =
+                cx.roots.open_own((path.mount, &path.path), flags, |found| is_slave(found, known))
         {
             return Ok(slave);
         }
@@ -417,10 +419,13 @@ fn open_master(cx: &Opener<'_>, paths: Vec<(i32, Vec<u8>, OFlags)>, index: u32) 
     Err(last.unwrap_or_else(|| Error::invalid(INFO, "a terminal without a path")))
 }
 
-/// Fails unless `found` is the slave of `master`.
-fn is_slave_of(found: &OwnedFd, master: &OwnedFd) -> Result<()> {
-    let number = tty::pty_number(master).context(|| "TIOCGPTN".to_owned())?;
-    is_node(found, TtyNode::Slave(number))
+/// Fails unless `found` is this slave: each file system of terminals has one of each number.
+fn is_slave(found: &OwnedFd, slave: &OwnedFd) -> Result<()> {
+    let stat = |file: &OwnedFd| rustix::fs::fstat(file).context(|| "fstat a terminal".to_owned());
+    match same_inode(&stat(found)?, &stat(slave)?) {
+        true => Ok(()),
+        false => Err(Error::invalid(INFO, "a path of it leads to another terminal")),
+    }
 }
 
 /// Fails unless opening `found` makes a pair.

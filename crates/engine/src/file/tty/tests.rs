@@ -9,6 +9,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::termios::Winsize;
 use torpor_images::proto::FileEntry;
+use torpor_images::{ImageDir, kind};
 use torpor_sys::tty;
 use torpor_tests::wait::wait_for;
 
@@ -205,4 +206,25 @@ fn a_number_that_is_taken() {
     let entries = terminals.world.dump(&[&master]).unwrap();
     let error = terminals.world.restore(&entries).unwrap_err().to_string();
     assert!(error.contains("pts/0, whose number is in use"), "{error}");
+}
+
+/// Each file system of terminals has one of each number.
+#[test]
+fn a_terminal_of_somebody_else_is_not_taken() {
+    let (terminals, others) = (Terminals::new(), Terminals::new());
+    let (theirs, master) = (others.master(), terminals.master());
+    let slave = terminals.open("0", OFlags::RDWR);
+    raw(&slave);
+    let entries = terminals.world.dump(&[&master, &slave]).unwrap();
+    drop((master, slave));
+    let images = ImageDir::open(&terminals.world.opts.images_dir).unwrap();
+    let mut all: Vec<FileEntry> = images.read_all(kind::FILES, 0).unwrap();
+    let at = |terminals: &Terminals| terminals.at.join("0").to_str().unwrap().as_bytes().to_vec();
+    let mut named = all.iter_mut().filter_map(|file| file.reg.as_mut());
+    named.find(|reg| reg.name == at(&terminals)).unwrap().name = at(&others);
+    images.write_all(kind::FILES, 0, &all).unwrap();
+    let files = terminals.restore(&entries);
+    rustix::io::write(&files[1], b"own").unwrap();
+    assert_eq!(read(&files[0]), b"own");
+    drop(theirs);
 }
