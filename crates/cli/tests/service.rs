@@ -12,7 +12,7 @@ use rustix::net::{
     AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with,
 };
 use rustix::process::{Pid, Signal, kill_process};
-use torpor_images::proto::{CriuOpts, CriuReq, CriuReqType, CriuResp};
+use torpor_images::proto::{CriuOpts, CriuReq, CriuReqType, CriuResp, InheritFd};
 use torpor_sys::process::{Status, wait};
 
 mod sleeper;
@@ -93,6 +93,22 @@ fn a_worker_is_a_program_of_its_own() {
         client.finish();
     }
     wait_until(|| service.children().is_empty());
+}
+
+/// Descriptors that a worker has got are the service's: its connection to that is 0.
+#[test]
+fn a_client_gives_no_descriptor_of_the_service() {
+    let service = Service::start("");
+    let images = tempfile::tempdir().unwrap();
+    let opened = fs::File::open(images.path()).unwrap();
+    let inherit_fd = vec![InheritFd { key: "k".to_owned(), fd: 0 }];
+    let images_dir_fd = opened.as_raw_fd();
+    let opts = CriuOpts { images_dir_fd, inherit_fd, ..CriuOpts::default() };
+    let mut client = service.client();
+    let response = client.ask(&request(CriuReqType::Restore, opts), "");
+    let wanted = "inherit_fd: descriptor 0 is none that the client has passed on";
+    client.finish();
+    assert_eq!((response.success, response.cr_errmsg()), (false, wanted));
 }
 
 #[test]

@@ -254,9 +254,9 @@ pub(crate) fn attend_one(found: &Invocation, number: i32) -> Result<(), Failure>
     settings.close_fds.clear();
     let settings = complete(Command::Swrk, settings, found)?;
     let failed = |e: std::io::Error| Failure::io("the client's connection", &e);
-    let passed_on = torpor_sys::inherited::numbers().map_err(failed)?;
     let socket = torpor_sys::inherited::duplicate(number).map_err(failed)?;
-    // A request that has failed was answered so.
-    let _ = serve(&Connection::new(socket)?.with_descriptors(passed_on), &settings);
+    // Whoever has connected has passed on no descriptor: those that are here are the service's. A request that has failed was
+    // answered so.
+    let _ = serve(&Connection::new(socket)?, &settings);
     Ok(())
 }
