@@ -528,12 +528,45 @@ fn bind(spaces: &Namespaces, fd: BorrowedFd<'_>, of: &InetSocket) -> Result<()> 
         socket::bind(fd, &local.to_bytes())
             .context(|| format!("bind socket {} to {local}", of.file))
     };
+    match bind() {
+        Err(error) if of.kind.is_stream() && is_in_use(&error) => {
+            // No socket of the tree listens yet.
+            if others_listen(spaces, of)? {
+                return Err(error);
+            }
+        }
+        bound => return bound,
+    }
     // The remains of connections occupy a port for a minute.
     if of.kind.is_stream() && of.state == state::CLOSE && Repaired::enter(fd).is_ok() {
         let bound = bind();
         return leave_repair(fd, 1).and(bound);
     }
     despite_remains(spaces, of, local.port, bind)
+}
+
+fn is_in_use(error: &Error) -> bool {
+    matches!(error, Error::Os { source, .. } if source.raw_os_error() == Some(libc::EADDRINUSE))
+}
+
+/// Whether somebody listens at the address and port of a socket, in its network namespace. One of another family may
+/// hear both.
+fn others_listen(spaces: &Namespaces, of: &InetSocket) -> Result<bool> {
+    const ANY: [u32; 4] = [0; 4];
+    let local = Address::from(of.ends.local);
+    let meets = |socket: &diag::InetSocket| {
+        let (own, other) = (local.words, socket.source);
+        i32::from(socket.family) != local.family || own == other || own == ANY || other == ANY
+    };
+    let listens = |socket: &diag::InetSocket| {
+        let is_there = socket.source_port == local.port && meets(socket);
+        is_there && u32::from(socket.state) == state::LISTEN
+    };
+    spaces.in_netns(netns_of(spaces, of.kind.network()), || {
+        let listed = |family| diag::inet(family, libc::IPPROTO_TCP);
+        let (four, six) = (listed(libc::AF_INET)?, listed(libc::AF_INET6)?);
+        Ok(four.iter().chain(&six).any(listens))
+    })
 }
 
 /// Takes a port, after the remains of connections if need be: a listener cannot be in
@@ -545,9 +578,7 @@ fn despite_remains(
     take: impl Fn() -> Result<()>,
 ) -> Result<()> {
     match take() {
-        Err(Error::Os { source, .. })
-            if of.kind.is_stream() && source.raw_os_error() == Some(libc::EADDRINUSE) =>
-        {
+        Err(error) if of.kind.is_stream() && is_in_use(&error) => {
             spaces
                 .in_netns(netns_of(spaces, of.kind.network()), || Ok(diag::forget_closed(port)?))?;
             take()

@@ -312,3 +312,18 @@ fn sockets_without_ports_stay_connected() {
         assert_eq!(look(&cycle(&Options::default(), files)), peers);
     });
 }
+
+#[test]
+fn a_closed_socket_takes_no_port_that_somebody_listens_at() {
+    in_netns(|| {
+        let closed = new(libc::AF_INET, libc::SOCK_STREAM, 0);
+        socket::bind(closed.as_fd(), &[2, 0, 0, 99, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let ids = dump_and_close(&Options::default(), dir.path(), vec![closed]).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:99").unwrap();
+        let error = restore(&Options::default(), dir.path(), &ids).unwrap_err().to_string();
+        assert!(error.contains("Address already in use"), "{error}");
+        drop(listener);
+        restore(&Options::default(), dir.path(), &ids).unwrap();
+    });
+}
