@@ -46,9 +46,9 @@ const IPV6: i32 = libc::IPPROTO_IPV6;
 const NETLINK: i32 = libc::SOL_NETLINK;
 const CONGESTION: (i32, i32) = (TCP, libc::TCP_CONGESTION);
 
-/// Options that take a capability when they get a value above this one: level, number, name, value. The
-/// number of `SO_RCVPRIORITY` is of asm-generic/socket.h.
-const TAKES: [((i32, i32), &str, i32, u32); 9] = [
+/// Options that take a capability when they get a value above this one, as a number without a sign: level, number, name,
+/// value. To switch one on, -1 is as good as 1. The number of `SO_RCVPRIORITY` is of asm-generic/socket.h.
+const TAKES: [((i32, i32), &str, u32, u32); 9] = [
     ((SOCKET, libc::SO_DEBUG), "SO_DEBUG", 0, NET_ADMIN),
     ((SOCKET, libc::SO_BUSY_POLL), "SO_BUSY_POLL", 0, NET_ADMIN),
     ((SOCKET, libc::SO_PREFER_BUSY_POLL), "SO_PREFER_BUSY_POLL", 0, NET_ADMIN),
@@ -124,7 +124,7 @@ pub(super) fn collect(
                 add(format!("TCP_CONGESTION of {name:?}"), NET_ADMIN);
             }
         }
-        let value = option.value.first_chunk().map_or(i32::MAX, |value| i32::from_le_bytes(*value));
+        let value = option.value.first_chunk().map_or(u32::MAX, |value| u32::from_le_bytes(*value));
         let takes = TAKES.iter().find(|(known, ..)| *known == key);
         if let Some((_, name, _, capability)) = takes.filter(|(_, _, most, _)| value > *most) {
             add(format!("{name} of {value}"), *capability);
@@ -232,9 +232,11 @@ mod tests {
             asks(stream(), &options)
         };
         for ((level, name), text, most, _) in TAKES {
-            let [harmless, more] = [most, most + 1].map(i32::to_le_bytes);
+            let [harmless, more, negative] = [most, most + 1, u32::MAX].map(u32::to_le_bytes);
             assert!(set(level, name, &harmless).is_empty(), "{text}");
-            assert!(set(level, name, &more)[0].contains(text), "{text}");
+            for more in [more, negative] {
+                assert!(set(level, name, &more).concat().contains(text), "{text} {more:?}");
+            }
             // Whatever it means.
             assert!(set(level, name, &[])[0].contains(text), "{text}");
         }
