@@ -219,6 +219,8 @@ const ROWS: &[Row] = &[
     ("--policy-rule a=1", |s| s.policy_rules == ["a=1"]),
     ("--host-key f", |s| is(&s.engine.trust.host_key, "f")),
     ("--host-key none", |s| s.engine.trust.host_key.is_none()),
+    ("--files-as 7:8", |s| s.engine.trust.files_as == Some((7, 8, vec![]))),
+    ("--files-as 7:8,9,10", |s| s.engine.trust.files_as == Some((7, 8, vec![9, 10]))),
     ("--no-default-config", |s| !s.default_config),
     // Negation, and short forms run together.
     ("--shell-job --no-shell-job", |s| !s.engine.shell_job),

@@ -40,6 +40,15 @@ pub(super) fn inherit_fd(value: &OsStr) -> Result<(i32, String), String> {
     }
 }
 
+/// `UID:GID[,GID...]`: a user, its group and further groups.
+pub(super) fn user(value: &OsStr) -> Result<(u32, u32, Vec<u32>), String> {
+    let found = text(value)?.split_once(':').and_then(|(user, groups)| {
+        let mut groups = groups.split(',').map(|group| group.parse().ok());
+        Some((user.parse().ok()?, groups.next()??, groups.collect::<Option<_>>()?))
+    });
+    found.ok_or_else(|| "expected UID:GID[,GID...]".into())
+}
+
 pub(super) fn path(value: &OsStr) -> Result<PathBuf, String> {
     if value.is_empty() { Err("the path is empty".into()) } else { Ok(PathBuf::from(value)) }
 }

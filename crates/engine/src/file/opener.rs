@@ -263,40 +263,52 @@ impl Opener<'_> {
         self.verdict.check_opened(self.policy, path, &stat)
     }
 
-    /// Ends the restore of images that nobody here has made where the container's user could make no file: one of theirs
-    /// would have a name there for the moment, and what has that name now would have none.
-    fn check_place(&self, path: &[u8], dir: &OwnedFd) -> Result<()> {
-        if self.roots.may_make_in(dir.as_fd())? || self.verdict.made_here()? {
-            return Ok(());
-        }
-        let why = "unlinked files of these images would be made there, and the calling runtime gives no right to; give it \
-                   the container's user";
-        Err(Error::invalid(String::from_utf8_lossy(path), why))
+    /// Whether files may be made, watched and moved where the tasks' user could not: images of this host say where there were
+    /// files of the tasks. Where the rights are those of a user of this host it could have put something else there since.
+    pub(crate) fn are_places_trusted(&self) -> Result<bool> {
+        Ok(!self.roots.of_user && self.verdict.made_here()?)
     }
 
-    /// Ends the restore of images that nobody here has made where a file, `shown` so, would be watched that the container's
-    /// user may not read: who watches a directory hears the names in it.
+    /// Ends the restore where the container's user could make no file, but for images of this host: one of theirs
+    /// would have a name there for the moment, and what has that name now would have none.
+    fn check_place(&self, at: PathAt<'_>, dir: &OwnedFd) -> Result<()> {
+        if self.roots.may_make_in(dir.as_fd())?
+            || self.are_places_trusted()?
+            || self.roots.is_firm(at)?
+        {
+            return Ok(());
+        }
+        let (giver, user) = self.roots.giver();
+        let why = format!(
+            "unlinked files of these images would be made there, and {giver} gives no right to; give it {user}"
+        );
+        Err(Error::invalid(String::from_utf8_lossy(at.1), why))
+    }
+
+    /// Ends the restore where a file, `shown` so, would be watched that the container's user may not read, but for images
+    /// of this host: who watches a directory hears the names in it.
     ///
     /// # Errors
     /// If it is such a file.
     pub(crate) fn check_watched(&self, file: &OwnedFd, shown: &str) -> Result<()> {
-        if self.roots.may_read(file.as_fd())? || self.verdict.made_here()? {
+        if self.roots.may_read(file.as_fd())? || self.are_places_trusted()? {
             return Ok(());
         }
+        let (giver, user) = self.roots.giver();
         let why = format!(
-            "{shown} would be watched, which the container's user may not read, and the calling runtime gives no right to; \
-             give it the right to read the file"
+            "{shown} would be watched, which {user} may not read, and {giver} gives no right to; give it the right to read \
+             the file"
         );
         Err(Error::invalid("files.img", why))
     }
 
-    /// Ends the restore of images that nobody here has made where something would lose its name, for the moment or for good,
-    /// from which the container's user could not take it: in a directory for all it has that right over its own files only.
+    /// Ends the restore where something would lose its name, for the moment or for good, from which the container's user could
+    /// not take it, but for images of this host: in a directory for all it has that right over its own files only.
     fn check_taken(&self, path: &[u8], Name { dir, name }: &Name) -> Result<()> {
         let Ok(stat) = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) else {
             return Ok(());
         };
-        if self.roots.may_take_from(dir.as_fd(), &stat)? || self.verdict.made_here()? {
+        if self.roots.may_take_from(dir.as_fd(), &stat)? || self.are_places_trusted()? {
             return Ok(());
         }
         let why = "what has this name belongs to somebody else, in a directory for all, and the restore would take the name from \
@@ -490,7 +502,7 @@ fn open_dir(cx: &mut Opener<'_>, mnt_id: i32, path: &[u8]) -> Result<OwnedFd> {
         Err(Errno::NOENT) if path.len() > 1 => {}
         other => {
             let dir = other.context(what)?;
-            cx.check_place(path, &dir)?;
+            cx.check_place((mnt_id, path), &dir)?;
             return Ok(dir);
         }
     }

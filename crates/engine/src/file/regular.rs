@@ -302,7 +302,7 @@ fn is_own_program(cx: &Opener<'_>, file: &PathFile) -> Result<bool> {
     let mut programs = programs.map(|memory| memory.program);
     let is_open = cx.tasks.iter().any(|task| task.image.fds.iter().any(|fd| fd.file == file.id));
     let is_mapped_only = access(file.flags) == OFlags::RDONLY && !is_open;
-    Ok(is_mapped_only && programs.any(is_same) && cx.verdict.made_here()?)
+    Ok(is_mapped_only && programs.any(is_same) && cx.are_places_trusted()?)
 }
 
 /// The file that the caller hands over.

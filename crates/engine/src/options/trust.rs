@@ -15,6 +15,9 @@ pub struct Trust {
     /// The configuration of the container, if a runtime calls; the policy can refer to
     /// it.
     pub spec: Option<Arc<Spec>>,
+    /// The user, the group and the further groups with whose rights alone files are opened and made that images name by
+    /// their paths (`--files-as`).
+    pub files_as: Option<(u32, u32, Vec<u32>)>,
     /// The key that shows which images were made on this host (`--host-key`); none are
     /// known to be without.
     pub host_key: Option<PathBuf>,

@@ -169,7 +169,10 @@ impl<'a> Restore<'a> {
             tasks.iter().filter_map(|task| task.image.fds.last()).map(|entry| entry.fd).max();
         open_files::make_room(tasks.len(), files.len(), highest.unwrap_or_default());
         let mut cx = Restore::of(opts, images, tasks, files);
-        cx.roots.rights = verdict.file_rights(&opts.trust.policy);
+        match &opts.trust.files_as {
+            Some((user, group, groups)) => cx.roots.limit_to_user(*user, (*group, groups.clone())),
+            None => cx.roots.rights = verdict.file_rights(&opts.trust.policy),
+        }
         cx.verdict = verdict;
         cx.inventory = inventory;
         cx.ns = planned.spaces;

@@ -3,7 +3,7 @@
 use torpor_engine::options::CgroupMode;
 
 use super::{BOTH, DUMP, DUMPS, Opt, RESTORE, flag, optional, value};
-use crate::options::value::{parsed, path, string, text};
+use crate::options::value::{parsed, path, string, text, user};
 
 pub(super) const NET: &[Opt] = &[
     flag(
@@ -139,6 +139,16 @@ pub(super) const POLICY: &[Opt] = &[
         store!(policy_rules += string),
         "A rule in place of that of the policy, as it would stand in the file: \
          files.set-uid=false",
+    ),
+    value(
+        ("files-as", None, "UID:GID[,GID...]"),
+        RESTORE,
+        |s, v| {
+            s.engine.trust.files_as = Some(user(v)?);
+            Ok(())
+        },
+        "Open and make files that images name with the rights of this user alone, who may have changed what their \
+         paths lead to",
     ),
     value(
         ("host-key", None, "FILE"),

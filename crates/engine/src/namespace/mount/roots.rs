@@ -1,8 +1,11 @@
 //! The root directories of restored mount namespaces, below which paths lead.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path};
 
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -29,11 +32,58 @@ pub(crate) struct Roots {
     pub of_mount: HashMap<i32, u32>,
     /// The mount namespace of the root task.
     pub first: Option<u32>,
-    /// What the calling runtime has given the container, if that is known.
+    /// What the calling runtime has given the container, or what a user of this host has, if that is known.
     pub rights: Option<FileRights>,
+    /// Whether they are those of a user of this host (`--files-as`).
+    pub of_user: bool,
 }
 
 impl Roots {
+    /// Files are opened and made with the rights of this user of this host, and its group and further groups. It could have put
+    /// something else in the place of its files since its tasks were dumped, or links to files of others.
+    pub(crate) fn limit_to_user(&mut self, user: u32, groups: (u32, Vec<u32>)) {
+        let rights = FileRights { capabilities: 0, user: Some(user), groups: Some(groups) };
+        (self.rights, self.of_user) = (Some(rights), true);
+    }
+
+    /// Who has given the rights, and whose they are, for messages.
+    pub(crate) fn giver(&self) -> (&'static str, &'static str) {
+        match self.of_user {
+            true => ("--files-as", "the tasks' user"),
+            false => ("the calling runtime", "the container's user"),
+        }
+    }
+
+    /// Whether the user whose rights files are opened with could not have changed where a path leads: all directories on the
+    /// way are the restoring user's, and nobody else can write there. What its tasks had open there they had by other
+    /// rights: those of a set-uid program, or of before a mode was changed.
+    ///
+    /// # Errors
+    /// If no mount namespace is known.
+    pub(crate) fn is_firm(&self, (mount, path): PathAt<'_>) -> Result<bool> {
+        if !self.of_user {
+            return Ok(false);
+        }
+        let own = rustix::process::geteuid().as_raw();
+        let mut at =
+            self.root_of_mount(mount)?.try_clone_to_owned().context(|| "dup".to_owned())?;
+        for part in Path::new(OsStr::from_bytes(path)).components() {
+            let Component::Normal(name) = part else { continue };
+            let dir = rustix::fs::fstat(&at).context(|| "fstat".to_owned())?;
+            let for_others = Mode::WGRP | Mode::WOTH;
+            if dir.st_uid != own || Mode::from_raw_mode(dir.st_mode).intersects(for_others) {
+                return Ok(false);
+            }
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let Ok(next) = rustix::fs::openat(&at, name, flags, Mode::empty()) else {
+                return Ok(false);
+            };
+            at = next;
+        }
+        let stat = rustix::fs::fstat(&at).context(|| "fstat".to_owned())?;
+        Ok(FileType::from_raw_mode(stat.st_mode) != FileType::Symlink)
+    }
+
     /// Opens a path as the tasks of a mount namespace see it. `at`: the
     /// dumped mount that it was opened through, -1 for the root task's namespace.
     /// The path is resolved inside that namespace's root; symbolic links cannot
@@ -61,9 +111,11 @@ impl Roots {
         let opened = self.open_found(at, &found, flags);
         drop(limited);
         match opened {
-            Err(denied) if denied.is_denial() => {
-                self.open_as_owner(&found, flags)?.ok_or_else(|| self.said(denied))
-            }
+            Err(denied) if denied.is_denial() => match self.open_as_owner(&found, flags)? {
+                Some(opened) => Ok(opened),
+                None if self.is_firm(at)? => self.open_found(at, &found, flags),
+                None => Err(self.said(denied)),
+            },
             other => other,
         }
     }
@@ -75,8 +127,13 @@ impl Roots {
     /// As [`Roots::open_path`].
     pub(crate) fn find(&self, at: PathAt<'_>, flags: OFlags) -> Result<OwnedFd> {
         // A procfs can hide who is not of one's user (`hidepid`); that they are there is all that a look-up tells.
-        let _limited = self.limit_to(true)?;
-        self.find_own(at, flags).map_err(|e| self.said(e))
+        let limited = self.limit_to(true)?;
+        let found = self.find_own(at, flags);
+        drop(limited);
+        match found {
+            Err(denied) if denied.is_denial() && self.is_firm(at)? => self.find_own(at, flags),
+            found => found.map_err(|e| self.said(e)),
+        }
     }
 
     /// The same with all rights.
@@ -119,7 +176,7 @@ impl Roots {
             Error::Os { what, source }
                 if self.rights.is_some() && source.kind() == ErrorKind::PermissionDenied =>
             {
-                let what = format!("{what} with no more rights than the calling runtime gives");
+                let what = format!("{what} with no more rights than {} gives", self.giver().0);
                 Error::Os { what, source }
             }
             other => other,
@@ -292,9 +349,57 @@ fn is_denied(accessed: rustix::io::Result<()>) -> bool {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
     use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
 
     use super::*;
+
+    /// What is laid out below `dir`, where paths begin, for a user who may open no more than its own.
+    fn of_user(dir: &Path) -> Roots {
+        let root = std::fs::File::open(dir).unwrap().into();
+        let mut roots =
+            Roots { by_ns: HashMap::from([(1, root)]), first: Some(1), ..Roots::default() };
+        roots.limit_to_user(65534, (65534, vec![]));
+        roots
+    }
+
+    /// A user could lay out links while its tasks are images, or exchange directories.
+    #[test]
+    fn a_path_that_its_user_can_change_leads_to_nothing_that_the_user_may_not_open() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let mode = |name: &str, mode| {
+            std::fs::set_permissions(at(name), Permissions::from_mode(mode)).unwrap();
+        };
+        for name in ["kept", "kept/below", "own", "shared"] {
+            std::fs::create_dir(at(name)).unwrap();
+        }
+        for name in ["kept/secret", "kept/below/secret", "shared/secret", "own/file"] {
+            std::fs::write(at(name), name).unwrap();
+            mode(name, 0o600);
+        }
+        mode("shared", 0o1777);
+        mode("kept/below", 0o700);
+        symlink("/kept/secret", at("own/link")).unwrap();
+        symlink("/kept", at("own/dir")).unwrap();
+        ["own", "own/file"].iter().for_each(|name| chown(at(name), Some(65534), None).unwrap());
+        let roots = of_user(dir.path());
+        let open = |path: &str| {
+            let opened = roots.open_path((-1, path.as_bytes()), OFlags::RDWR, |_| Ok(false));
+            opened.map(drop).map_err(|e| e.to_string())
+        };
+        for own in ["/own/file", "/kept/secret", "/kept/below/secret"] {
+            assert_eq!(open(own), Ok(()), "{own}");
+        }
+        for foreign in ["/own/link", "/own/dir/secret", "/own/dir/below/secret", "/shared/secret"] {
+            let why = open(foreign).unwrap_err();
+            assert!(why.contains("no more rights than --files-as gives"), "{foreign}: {why}");
+        }
+        // No directory to work in, either.
+        assert!(roots.find((-1, b"/own/dir/below/secret"), OFlags::PATH).is_err());
+    }
 
     /// To open a device can do something by itself: a watchdog begins to count.
     #[test]

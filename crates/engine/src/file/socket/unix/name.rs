@@ -153,9 +153,11 @@ pub(super) fn bind(
     let Some(UnixName { name, file, .. }) = bound else { return Ok(()) };
     let Some(file) = file else { return names.scratch.bind(socket, name) };
     let place = Bound::of(cx, file)?;
-    if !cx.roots.may_make_in(place.dir.as_fd())? {
-        let why = "a Unix socket would have its file there, and the calling runtime gives no right to make one; give its \
-                   directory to the container's user";
+    if place.rights.is_some() && !cx.roots.may_make_in(place.dir.as_fd())? {
+        let (giver, user) = cx.roots.giver();
+        let why = format!(
+            "a Unix socket would have its file there, and {giver} gives no right to make one; give its directory to {user}"
+        );
         return Err(Error::invalid(place.path.display().to_string(), why));
     }
     let before = run_in(&[], || place.bind(socket, name))?;
@@ -219,7 +221,7 @@ struct Bound {
     /// The user and the group that are to own it, as this host has them.
     owner: Option<(u32, u32)>,
     mode: Option<Mode>,
-    /// With which rights the file of a socket that nobody has goes.
+    /// With which rights the file of a socket that nobody has goes; `None` for all.
     rights: Option<FileRights>,
 }
 
@@ -245,8 +247,9 @@ impl Bound {
             (maps.uid_outside(uid).unwrap_or(uid), maps.gid_outside(gid).unwrap_or(gid))
         };
         let (owner, mode) = (file.owner.map(outside), file.mode.map(Mode::from_raw_mode));
-        let (path, rights) = (file.path.clone(), cx.roots.rights.clone());
-        Ok(Bound { dir, copy, leaf, path, owner, mode, rights })
+        let is_firm = cx.roots.is_firm((file.mount, parent.as_os_str().as_bytes()))?;
+        let rights = cx.roots.rights.clone().filter(|_| !is_firm);
+        Ok(Bound { dir, copy, leaf, path: file.path.clone(), owner, mode, rights })
     }
 
     /// On a thread of its own; the status of the file of a socket that nobody had, if there was one before.
