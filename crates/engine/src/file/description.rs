@@ -126,9 +126,32 @@ pub(crate) fn open_in(
     flags: OFlags,
     mode: Mode,
 ) -> rustix::io::Result<OwnedFd> {
+    open_so(root, path, (flags, mode), ResolveFlags::IN_ROOT)
+}
+
+/// The same over no link, without making anything: where tasks have removed a directory they could have laid out a link to
+/// another one.
+///
+/// # Errors
+/// As [`open_in`]; `ELOOP` if there is a link on the way.
+pub(crate) fn open_over_no_link(
+    root: BorrowedFd<'_>,
+    path: &[u8],
+    flags: OFlags,
+) -> rustix::io::Result<OwnedFd> {
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+    open_so(root, path, (flags, Mode::empty()), resolve)
+}
+
+fn open_so(
+    root: BorrowedFd<'_>,
+    path: &[u8],
+    (flags, mode): (OFlags, Mode),
+    resolve: ResolveFlags,
+) -> rustix::io::Result<OwnedFd> {
     let start = path.iter().position(|&c| c != b'/').unwrap_or(path.len());
     let relative = if start == path.len() { b"." } else { &path[start..] };
-    rustix::fs::openat2(root, relative, flags | OFlags::CLOEXEC, mode, ResolveFlags::IN_ROOT)
+    rustix::fs::openat2(root, relative, flags | OFlags::CLOEXEC, mode, resolve)
 }
 
 /// What `path` leads to under `root`, links at its end not followed.

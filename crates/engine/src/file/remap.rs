@@ -11,14 +11,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, OFlags, Stat};
 use rustix::io::Errno;
 use torpor_images::proto::{FdTypes, FileEntry, RegFileEntry, RemapFilePathEntry, RemapType};
 use torpor_images::remap::given_name;
 use torpor_images::{ImageDir, kind};
 
 use super::Found;
-use super::description::{access, lookup, open_in, same_inode};
+use super::description::{access, lookup, open_over_no_link, same_inode};
 use super::regular::is_stateless;
 use super::table::FileTable;
 use super::{ghost, hidden};
@@ -222,7 +222,8 @@ impl Paths<'_> {
         Ok(())
     }
 
-    /// Links the file into its old directory, or the nearest one above that exists.
+    /// Links the file into its old directory, or the nearest one above that exists. A link in the place of one leads to a
+    /// directory where the tasks might make no file.
     fn give_name(&mut self, found: &Found, name: &[u8], link: u32) -> Result<Vec<u8>> {
         let mut base = given_name(link.into());
         // A file system of a user namespace takes only files of its own users.
@@ -235,8 +236,8 @@ impl Paths<'_> {
                 .ok_or_else(|| found.refuse("its mount is gone"))?;
             let flags = OFlags::PATH | OFlags::DIRECTORY;
             let nameless = |e| found.refuse(format!("it cannot be given a name: {e}"));
-            let at = match open_in(space.root.as_fd(), dir, flags, Mode::empty()) {
-                Err(Errno::NOENT) if dir.len() > 1 => {
+            let at = match open_over_no_link(space.root.as_fd(), dir, flags) {
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) if dir.len() > 1 => {
                     dir = parent(dir);
                     continue;
                 }
