@@ -246,7 +246,9 @@ impl Store for Dir {
             let mut freed = 0;
             for entry in fs::read_dir(&blobs).context(shown)? {
                 let entry = entry.context(shown)?;
-                if entry.file_name().to_str().is_none_or(|name| !wanted.contains(name)) {
+                // What has another name is no blob: whoever may write here could have laid out a link to another directory.
+                let is_unwanted = |name: &str| oci::is_hex(name) && !wanted.contains(name);
+                if entry.file_name().to_str().is_some_and(is_unwanted) {
                     freed += entry.metadata().context(shown)?.len();
                     fs::remove_file(entry.path()).context(shown)?;
                 }
@@ -285,5 +287,21 @@ mod tests {
         assert!(store.read(&other, 0..2).is_err() && store.hold(&other).is_err());
         let longer = Descriptor { size: 100, ..kept };
         assert!(store.hold(&longer).unwrap_err().to_string().contains("is cut short"));
+    }
+
+    /// Root may collect in a directory that somebody else may write to.
+    #[test]
+    fn only_blobs_are_collected() {
+        let [dir, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let store = Dir::new(dir.path(), "latest");
+        store.publish(b"{}").unwrap();
+        let blob = other.path().join("0".repeat(64));
+        let file = other.path().join("passwd");
+        [&blob, &file].iter().for_each(|path| fs::write(path, "1234").unwrap());
+        fs::remove_dir_all(dir.path().join("blobs/sha256")).unwrap();
+        std::os::unix::fs::symlink(other.path(), dir.path().join("blobs/sha256")).unwrap();
+        assert!(store.remove().unwrap());
+        assert_eq!(store.collect().unwrap(), 4);
+        assert!(!blob.exists() && file.exists());
     }
 }

@@ -139,9 +139,14 @@ pub fn hex(bytes: &[u8]) -> String {
 /// The digits of a digest, if it is one of SHA-256.
 #[must_use]
 pub fn hex_of(digest: &str) -> Option<&str> {
-    let hex = digest.strip_prefix("sha256:")?;
+    digest.strip_prefix("sha256:").filter(|hex| is_hex(hex))
+}
+
+/// Whether these are the digits of a digest of SHA-256.
+#[must_use]
+pub(crate) fn is_hex(text: &str) -> bool {
     let digit = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
-    (hex.len() == 64 && hex.bytes().all(digit)).then_some(hex)
+    text.len() == 64 && text.bytes().all(digit)
 }
 
 /// Fails unless `bytes` are those that `blob` is about.
