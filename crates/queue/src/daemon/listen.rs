@@ -1,13 +1,14 @@
 //! Where the daemon is asked: Unix sockets, and TCP with TLS.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -34,6 +35,9 @@ const MOST_CONNECTIONS: usize = 512;
 /// Nor are there more besides whose other end has shown neither a token nor a certificate.
 const MOST_STRANGERS: usize = 128;
 
+/// Nor are so many of one owner, who would keep the others out: streams stay open for as long as their reader likes.
+const MOST_OF_ONE: usize = 384;
+
 /// How long nobody may connect before it is looked whether the file of a Unix socket is there.
 const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
@@ -52,7 +56,12 @@ pub(super) fn listen(
     tokens: &Arc<Tokens>,
     tls: Option<&Tls>,
 ) -> io::Result<Address> {
-    let door = Door { queue: Arc::clone(queue), tokens: Arc::clone(tokens), open: Arc::default() };
+    let door = Door {
+        queue: Arc::clone(queue),
+        tokens: Arc::clone(tokens),
+        open: Arc::default(),
+        by_owner: Arc::default(),
+    };
     match address {
         Address::Unix(path) => {
             door.listen_unix(path)?;
@@ -114,6 +123,7 @@ struct Door {
     queue: Arc<Queue>,
     tokens: Arc<Tokens>,
     open: Arc<AtomicUsize>,
+    by_owner: Arc<OwnersPlaces>,
 }
 
 impl Door {
@@ -208,7 +218,7 @@ impl Door {
         known: Option<Identity>,
         mut stranger: Option<Caller>,
     ) -> io::Result<()> {
-        let mut counted = None::<Counted>;
+        let (mut counted, mut place) = (None::<Counted>, None);
         let admit = |request: &Request| {
             let Some(identity) = known.or_else(|| self.by_token(request)) else {
                 return Err(match api::is_public(request) {
@@ -217,6 +227,14 @@ impl Door {
                 });
             };
             counted = stranger.take().map(|_| Counted::among(&self.open));
+            if let (Some(owner), false) = (&identity.owner, identity.admin) {
+                place = Some(OwnersPlaces::take(&self.by_owner, owner).ok_or_else(|| {
+                    let text = format!(
+                        "{owner} has {MOST_OF_ONE} connections, and no more places: end some, as those of logs --follow"
+                    );
+                    Response::problem(429, &text)
+                })?);
+            }
             Ok(identity)
         };
         answer_one(stream, admit, |identity, request, body| match request.is_large() {
@@ -245,6 +263,45 @@ impl Counted {
 impl Drop for Counted {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// How many connections owners have that are no administrators.
+#[derive(Debug, Default)]
+struct OwnersPlaces(Mutex<BTreeMap<String, usize>>);
+
+/// A connection of an owner, which is counted as long as this is there.
+struct OwnersPlace {
+    all: Arc<OwnersPlaces>,
+    owner: String,
+}
+
+impl OwnersPlaces {
+    /// A place for one more, if the owner may have one.
+    fn take(all: &Arc<Self>, owner: &str) -> Option<OwnersPlace> {
+        let mut counts = all.counts();
+        let count = counts.entry(owner.to_owned()).or_default();
+        if *count >= MOST_OF_ONE {
+            return None;
+        }
+        *count += 1;
+        Some(OwnersPlace { all: Arc::clone(all), owner: owner.to_owned() })
+    }
+
+    fn counts(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for OwnersPlace {
+    fn drop(&mut self) {
+        let mut counts = self.all.counts();
+        if let Some(count) = counts.get_mut(&self.owner) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.owner);
+            }
+        }
     }
 }
 

@@ -117,6 +117,39 @@ fn who_has_no_token_keeps_nobody_out() {
     drop(silent);
 }
 
+/// Nor does who has one.
+#[test]
+fn one_owner_keeps_nobody_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = dir.path().join("tokens");
+    let all = ["ann", "bob"]
+        .map(|owner| json!({ "token": format!("token-of-{owner}-which-is-long"), "owner": owner }));
+    std::fs::write(&tokens, json!(all).to_string()).unwrap();
+    let place = format!("127.0.0.1:{}", port::free());
+    let address = format!("http://{place}");
+    let _daemon = Daemon::start(&["--listen", &address, "--tokens", tokens.to_str().unwrap()]);
+    let begin = |owner: &str, line: &str| {
+        let mut stream = TcpStream::connect(&place).unwrap();
+        let token = format!("Authorization: Bearer token-of-{owner}-which-is-long");
+        let head = format!("{line} HTTP/1.1\r\n{token}\r\nContent-Length: 10\r\n\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        stream
+    };
+    let list = |owner: &str| {
+        let mut stream = begin(owner, "GET /v1/jobs");
+        stream.write_all(b"0123456789").unwrap();
+        let mut said = String::new();
+        BufReader::new(&stream).read_line(&mut said).unwrap();
+        said.split(' ').nth(1).unwrap().to_owned()
+    };
+    // Their bodies do not come.
+    let held: Vec<_> = (0..384).map(|_| begin("ann", "POST /v1/jobs")).collect();
+    common::until("there is no place for her", || (list("ann") == "429").then_some(()));
+    assert_eq!(list("bob"), "200");
+    drop(held);
+    common::until("there is a place again", || (list("ann") == "200").then_some(()));
+}
+
 #[test]
 fn a_daemon_says_where_it_listens() {
     let dir = tempfile::tempdir().unwrap();
