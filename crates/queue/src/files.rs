@@ -81,6 +81,15 @@ impl JobDir {
         self.0.join("in.fed")
     }
 
+    /// Lets nobody but root into it. What was copied for a job may have lain in a directory that nobody else could enter; the
+    /// job, and what copies for it, have descriptors of their own directory.
+    ///
+    /// # Errors
+    /// If the directory is not there, or its file system has failed.
+    pub(crate) fn close(&self) -> io::Result<()> {
+        fs::set_permissions(&self.0, fs::Permissions::from_mode(0o700))
+    }
+
     /// Takes from others what an earlier version has let them read: what the job was sent, and what it has written.
     pub(crate) fn hide(&self) {
         for path in [self.stdin(), self.stdin_end(), self.out(), self.err()] {

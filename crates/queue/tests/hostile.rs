@@ -271,6 +271,24 @@ fn input_fills_no_disk() {
     daemon.wait_for(id, "cancelled");
 }
 
+/// What is copied is as large as whoever submits a job likes.
+#[test]
+fn a_copy_of_input_fills_no_disk() {
+    let disk = SmallDisk::new();
+    let daemon = disk.daemon();
+    let input = tempfile::tempdir().unwrap();
+    for number in 0..160 {
+        std::fs::write(input.path().join(number.to_string()), vec![1; 64 << 10]).unwrap();
+    }
+    let id = daemon.submit(&["--input", input.path().to_str().unwrap()], &["true"]);
+    let job = daemon.wait_for(id, "failed");
+    let note = job["note"].as_str().unwrap();
+    assert!(note.contains("the disk is full, but for what the queue needs itself"), "{note}");
+    // What others need stays.
+    let other = daemon.submit(&[], &["echo", "well"]);
+    daemon.wait_for(other, "done");
+}
+
 #[test]
 fn a_full_disk_holds_a_job_up_and_loses_nothing() {
     let disk = SmallDisk::new();

@@ -1,6 +1,6 @@
 //! Creating processes and waiting for them.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -359,24 +359,6 @@ pub fn signal_with_parent(command: &mut Command, signal: i32) {
     // SAFETY: between fork and exec the closure makes one system call: it takes no lock and allocates
     // nothing (an error carries just a number).
     unsafe { command.pre_exec(ask) };
-}
-
-/// Makes a program start as a user, in these groups and no others, and in a directory that this user may enter.
-pub fn start_as(command: &mut Command, uid: u32, gid: u32, groups: Vec<u32>, dir: CString) {
-    let become_user = move || {
-        // SAFETY: a list of as many groups as are counted, which the closure owns.
-        check(unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) })?;
-        // SAFETY: numbers only.
-        check(unsafe { libc::syscall(libc::SYS_setresgid, gid, gid, gid) })?;
-        // SAFETY: numbers only.
-        check(unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) })?;
-        // SAFETY: a string that ends with a zero byte, which the closure owns.
-        check(unsafe { libc::syscall(libc::SYS_chdir, dir.as_ptr()) })?;
-        io::Result::Ok(())
-    };
-    // SAFETY: between fork and exec the closure makes raw system calls only: it
-    // takes no lock and allocates nothing (errors here carry just a number).
-    unsafe { command.pre_exec(become_user) };
 }
 
 /// The commands of membarrier(2) that the kernel has (`MEMBARRIER_CMD_QUERY`): a bit for each.

@@ -78,11 +78,21 @@ pub enum QueueCommand {
         /// The descriptor that closes with the last step
         ready: i32,
     },
+    /// Become a job's command for giving way (started by its shepherd)
+    #[command(hide = true, name = shepherd::VACATE)]
+    Vacate {
+        /// The job's directory
+        dir: PathBuf,
+        /// The job's first process
+        root: i32,
+    },
     /// Copy files as a job's user (started by its shepherd)
     #[command(hide = true, name = shepherd::COPY)]
     Copy {
         /// The job's directory
         dir: PathBuf,
+        /// Where it is done
+        own: PathBuf,
         /// What is copied
         from: PathBuf,
         /// What it becomes
@@ -131,7 +141,8 @@ pub fn run(command: QueueCommand) -> Result<ExitCode, Outcome> {
     match command {
         QueueCommand::Shepherd(s) => Ok(shepherd::enter(s.dir, s.run, s.from, [s.out, s.err])),
         QueueCommand::Launch { dir, ready } => Ok(shepherd::launch(dir, ready)),
-        QueueCommand::Copy { dir, from, to } => Ok(shepherd::copy(dir, &from, &to)),
+        QueueCommand::Vacate { dir, root } => Ok(shepherd::vacate(dir, root)),
+        QueueCommand::Copy { dir, own, from, to } => Ok(shepherd::copy(dir, &own, &from, &to)),
         QueueCommand::Serve(serve) => serve.run(),
         QueueCommand::Submit(submit) => submit.run(),
         QueueCommand::Run(job) => job.run(),

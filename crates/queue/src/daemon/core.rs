@@ -2,9 +2,8 @@
 //! means for others is decided by [`crate::scheduler::decide`] right after it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::Permissions;
 use std::net::Shutdown;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -544,7 +543,7 @@ impl Core {
 /// store has it all, and a submission waits for one thing only to come to stable storage.
 fn make_dir(dir: &JobDir, spec: &Spec) -> std::io::Result<()> {
     std::fs::create_dir_all(dir.path())?;
-    std::fs::set_permissions(dir.path(), Permissions::from_mode(0o711))?;
+    dir.close()?;
     if spec.stdin {
         pump::note_nothing_fed(dir)?;
     }

@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::bundle::{self, Bundle};
@@ -130,7 +129,7 @@ fn is_needed(names: &[String], name: &str, second: Option<&str>) -> bool {
 /// If a file cannot be moved, or the job's directory cannot be made.
 pub(super) fn put_back(from: &Path, dir: &JobDir) -> io::Result<()> {
     fs::create_dir_all(dir.path())?;
-    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o711))?;
+    dir.close()?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;
         let to = dir.path().join(entry.file_name());

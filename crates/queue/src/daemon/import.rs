@@ -14,7 +14,7 @@ use super::store::StoreError;
 use super::transfer::Handover;
 use super::{ahead, disk};
 use crate::bundle;
-use crate::files;
+use crate::files::{self, JobDir};
 use crate::http::{Request, Response};
 use crate::scheduler::JobId;
 use crate::shepherd::pump;
@@ -135,7 +135,6 @@ impl Core {
 
     /// Keeps a job whose files are all here.
     pub(super) fn adopt(&mut self, key: &str, from: Record, place: &Path) -> io::Result<JobId> {
-        use std::os::unix::fs::PermissionsExt;
         let now = files::now();
         if self.unwanted.contains(key) {
             return Err(io::Error::other("it is not to come any more"));
@@ -157,7 +156,7 @@ impl Core {
             // It was made by a daemon that knew of it no more than that it comes.
             let _ = files::remove_trees(&[dir.path()]);
         }
-        fs::set_permissions(place, fs::Permissions::from_mode(0o711))?;
+        JobDir::at(place.to_owned()).close()?;
         fs::rename(place, dir.path())?;
         dir.hide();
         files::sync_dir(&self.data.join("jobs"))?;
@@ -204,7 +203,6 @@ mod tests {
 
     use super::super::config::Config;
     use super::*;
-    use crate::files::JobDir;
     use crate::http::Body;
     use crate::spec::Spec;
 

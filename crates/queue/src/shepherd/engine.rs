@@ -24,6 +24,7 @@ use crate::cgroup::Cgroups;
 use crate::container::{Container, Last};
 use crate::copy::snapshot;
 use crate::files::{self, JobDir};
+use crate::spec::User;
 
 /// The largest unlinked file that comes into the images.
 const GHOST_LIMIT: &str = "4G";
@@ -494,6 +495,7 @@ impl Wake {
             .collect();
         args.push(images.display().to_string());
         args.extend(identity);
+        args.extend(files_as(&super::read_spec(&self.dir)?.user));
         if is_lazy(record.memory, false, record.identity.is_some()) {
             args.push("--lazy-pages".to_owned());
         }
@@ -511,6 +513,16 @@ impl Wake {
             if point == "pre-restore" { self.cgroups.enter(worker) } else { Ok(()) }
         })
     }
+}
+
+/// Files are opened again with the rights of the job's user: while the job sleeps that user can lay out links to what is
+/// another's where its files were. Root may all.
+fn files_as(User { uid, gid, groups }: &User) -> Vec<String> {
+    if *uid == 0 {
+        return Vec::new();
+    }
+    let groups: String = groups.iter().map(|group| format!(",{group}")).collect();
+    vec!["--files-as".to_owned(), format!("{uid}:{gid}{groups}")]
 }
 
 /// Runs a worker of this program's own engine to its end.

@@ -1,6 +1,6 @@
 //! The last step before a job's first instruction: the process that becomes the job.
 
-use std::ffi::CString;
+use std::ffi::OsStr;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -13,11 +13,14 @@ use torpor_worker::tell;
 
 use crate::files::{self, JobDir};
 use crate::rlimits;
-use crate::spec::{Spec, User};
+use crate::spec::Spec;
 
 /// What a shell answers where a command is not there, or cannot be run.
 const NOT_FOUND: u8 = 127;
 const NOT_RUN: u8 = 126;
+
+/// The environment variable by which a job knows its number.
+pub(super) const NUMBER: &str = "TORPOR_JOB";
 
 /// Becomes the job in directory `dir`; returns only if that fails.
 ///
@@ -48,19 +51,23 @@ fn prepare(dir: &JobDir) -> Result<Spec, String> {
     // of each checkpoint.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|e| format!("become a subreaper: {e}"))?;
-    umask(Mode::from_raw_mode(spec.umask & 0o777));
-    become_user(&spec).map_err(|e| format!("become user {}: {e}", spec.user.uid))?;
     let own = spec.input.is_some();
-    let start = if own { PathBuf::from(files::WORK) } else { spec.dir.to_path_buf() };
-    std::env::set_current_dir(&start).map_err(|e| format!("enter {}: {e}", start.display()))?;
+    begin_as_user(&spec, if own { Path::new(files::WORK) } else { &spec.dir })?;
+    Ok(spec)
+}
+
+/// Becomes a process of the job's user, as it begins in this directory.
+fn begin_as_user(spec: &Spec, start: &Path) -> Result<(), String> {
+    umask(Mode::from_raw_mode(spec.umask & 0o777));
+    become_user(spec).map_err(|e| format!("become user {}: {e}", spec.user.uid))?;
+    std::env::set_current_dir(start).map_err(|e| format!("enter {}: {e}", start.display()))?;
     // What the daemon was started with is not the job's, and would be in the way of its
     // checkpoints.
     torpor_sys::inherited::close_on_exec().map_err(|e| format!("close descriptors: {e}"))?;
     // Nor are the signals that it ignored, or that the C library has ignored to start this process.
     torpor_sys::process::reset_signals().map_err(|e| format!("reset signals: {e}"))?;
     // The last, since they bind this process as well.
-    rlimits::take(&spec.rlimits, spec.nice).map_err(|e| format!("limits of resources: {e}"))?;
-    Ok(spec)
+    rlimits::take(&spec.rlimits, spec.nice).map_err(|e| format!("limits of resources: {e}"))
 }
 
 /// Becomes the user that a job runs as. This process has one thread.
@@ -81,24 +88,53 @@ pub(super) fn become_user(spec: &Spec) -> rustix::io::Result<()> {
     set_thread_uid(Uid::from_raw(user.uid))
 }
 
-/// Makes a program start as a job's user does, in a directory.
-///
-/// # Errors
-/// If the name of the directory holds a zero byte.
-pub(super) fn start_as(command: &mut Command, user: &User, dir: &Path) -> io::Result<()> {
-    let dir = CString::new(dir.as_os_str().as_encoded_bytes())?;
-    torpor_sys::process::start_as(command, user.uid, user.gid, user.groups.clone(), dir);
-    Ok(())
+/// Becomes the command by which the job in directory `dir` saves its state and ends; returns only if that fails. It has the
+/// job's user and its limits, and `root` is the job's first process.
+pub(crate) fn vacate(dir: PathBuf, root: i32) -> ExitCode {
+    let failed = |text: String| {
+        tell!("torpor queue: {text}");
+        ExitCode::from(NOT_RUN)
+    };
+    let (spec, command) = match prepare_to_vacate(&JobDir::at(dir)) {
+        Ok(prepared) => prepared,
+        Err(text) => return failed(text),
+    };
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", &command]);
+    failed(exec_in(shell, &spec, Some(("TORPOR_JOB_PID", root.to_string()))).to_string())
+}
+
+/// The job and its command, with all about this process as the command wants it.
+fn prepare_to_vacate(dir: &JobDir) -> Result<(Spec, String), String> {
+    let spec = super::read_spec(dir).map_err(|e| format!("read the job: {e}"))?;
+    let command = spec.preempt_cmd.clone().ok_or("the job has no command for giving way")?;
+    // What this process has of memory so far does not count for the job.
+    let cgroups = super::cgroups(dir);
+    cgroups.enter(std::process::id()).map_err(|e| format!("enter the job's cgroup: {e}"))?;
+    begin_as_user(&spec, &spec.dir)?;
+    Ok((spec, command))
 }
 
 fn become_job(spec: &Spec) -> ExitCode {
     let Some((program, args)) = spec.command.split_first() else {
         return ExitCode::from(NOT_RUN);
     };
-    let error = Command::new(program).args(args).exec();
+    let mut job = Command::new(program);
+    job.args(args);
+    let error = exec_in(job, spec, std::env::var_os(NUMBER).map(|number| (NUMBER, number)));
     tell!("{}", complaint(program, &error).trim_end());
     let not_found = error.kind() == std::io::ErrorKind::NotFound;
     ExitCode::from(if not_found { NOT_FOUND } else { NOT_RUN })
+}
+
+/// Becomes a program, with the environment of the job and `more`; returns only if that fails. The program is looked for in
+/// the `PATH` that it gets.
+fn exec_in(
+    mut program: Command,
+    spec: &Spec,
+    more: Option<(&str, impl AsRef<OsStr>)>,
+) -> io::Error {
+    program.env_clear().envs(spec.env.iter().map(|(k, v)| (k, v))).envs(more).exec()
 }
 
 fn complaint(program: &str, error: &io::Error) -> String {

@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) use ending::ENDING;
 pub(crate) use entry::{LOCK, LOG, SOCKET, enter, start};
-pub(crate) use launch::{launch, not_found};
+pub(crate) use launch::{launch, not_found, vacate};
 pub(crate) use work::{COPY, OWN, copy, prepare, progress, unprepare};
 
 use crate::cgroup::Cgroups;
@@ -50,6 +50,8 @@ use pump::{Input, Output};
 pub(crate) const SHEPHERD: &str = "shepherd";
 /// The hidden subcommand that becomes the job.
 pub(crate) const LAUNCH: &str = "launch";
+/// The hidden subcommand that becomes the job's command for giving way.
+pub(crate) const VACATE: &str = "vacate";
 
 /// What was submitted for the job in `dir`.
 ///
@@ -217,9 +219,10 @@ impl Shepherd {
             .args(["queue", LAUNCH])
             .arg(self.dir.path())
             .arg(launching.as_raw_fd().to_string())
+            // It has the rights of the daemon until it has become the job's user. What the job's environment says, to the
+            // dynamic loader for one, must not count before.
             .env_clear()
-            .envs(self.spec.env.iter().map(|(k, v)| (k, v)))
-            .env("TORPOR_JOB", self.job.to_string())
+            .env(launch::NUMBER, self.job.to_string())
             .current_dir("/")
             .stdin(input)
             .stdout(end(self.streams.out.job_end())?)

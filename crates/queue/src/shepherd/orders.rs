@@ -1,7 +1,7 @@
 //! What the daemon can order, and what comes of it.
 
 use std::collections::BTreeSet;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,12 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::child::run_until;
 use crate::container::Container;
-use crate::spec::Spec;
+use crate::files::JobDir;
 
 use super::checkpoint;
 use super::engine::{NotWoken, Save, SaveEnd, Wake, is_memory_coming};
-use super::launch::start_as;
 use super::message::{Exit, Order, Report, RunPhase, Style};
-use super::{Happening, Shepherd, Vacating, micros};
+use super::{Happening, Shepherd, VACATE, Vacating, micros};
 
 /// How long to wait before a checkpoint is put on stable storage again, after that has failed.
 const SETTLE_AGAIN: Duration = Duration::from_secs(1);
@@ -269,14 +268,14 @@ impl Shepherd {
     }
 
     fn vacate(&mut self, timeout: u64) {
-        let Some(command) = self.spec.preempt_cmd.clone() else { return self.tell_state() };
+        if self.spec.preempt_cmd.is_none() {
+            return self.tell_state();
+        }
         self.vacating = Some(Vacating::AtWork);
-        let (root, inputs, spec) = (self.root, self.inputs.clone(), self.spec.clone());
+        let (mut saver, inputs) = (saver(&self.dir, self.root), self.inputs.clone());
         let deadline = Instant::now() + Duration::from_secs(timeout);
         thread::spawn(move || {
-            let outcome = saver(&spec, &command, root)
-                .map_err(|e| format!("run the command: {e}"))
-                .and_then(|mut saver| run_until(&mut saver, deadline));
+            let outcome = run_until(&mut saver, deadline);
             let is_told = outcome.is_ok();
             let _ = inputs.send(Happening::Vacated(outcome));
             if is_told {
@@ -299,17 +298,10 @@ impl Shepherd {
     }
 }
 
-/// The job's own command for giving way. It is the job's user's, as the job is.
-fn saver(spec: &Spec, command: &str, root: i32) -> std::io::Result<Command> {
-    let mut shell = Command::new("/bin/sh");
-    shell
-        .args(["-c", command])
-        .env_clear()
-        .envs(spec.env.iter().map(|(k, v)| (k, v)))
-        .env("TORPOR_JOB_PID", root.to_string())
-        .stdin(std::process::Stdio::null())
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::null());
-    start_as(&mut shell, &spec.user, &spec.dir)?;
-    Ok(shell)
+/// The job's own command for giving way. It is the job's user's, and in the job's cgroups, as the job is.
+fn saver(dir: &JobDir, root: i32) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["queue", VACATE]).arg(dir.path()).arg(root.to_string()).env_clear();
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
 }

@@ -3,7 +3,7 @@
 //! Input and artefacts are copied by a process that is the job's user, who must not get at other files through links.
 //! As long as that takes, the job's directory tells how far it is.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
@@ -15,6 +15,7 @@ use torpor_worker::tell;
 
 use super::checkpoint;
 use super::launch::become_user;
+use super::pump::has_room;
 use crate::copy::{self, Copied, snapshot};
 use crate::files::{self, JobDir, WORK};
 use crate::name::AnyPath;
@@ -87,7 +88,7 @@ pub(super) fn create(dir: &JobDir, spec: &Spec) -> io::Result<Option<String>> {
 fn copy_input(dir: &JobDir, spec: &Spec, input: &Path, to: &Path) -> io::Result<Option<String>> {
     fs::create_dir(to)?;
     chown(to, Some(spec.user.uid), Some(spec.user.gid))?;
-    let copied = copy_as_user(dir, CopiedAs::Input, &input.join("."), to);
+    let copied = copy_as_user(dir, CopiedAs::Input, to, [&input.join("."), Path::new(HERE)]);
     let left_out = copied.inspect_err(|_| drop(files::remove_trees(&[to])))?;
     Ok(left_out.map(|text| format!("input {}: {text}", input.display())))
 }
@@ -108,8 +109,8 @@ pub(super) fn show(dir: &JobDir) -> io::Result<()> {
 /// Copies artefacts to where the job was submitted; returns what could not be copied, or not with all that it has.
 pub(super) fn hand_over(dir: &JobDir, spec: &Spec) -> Vec<String> {
     let copy = |path: &AnyPath| {
-        let (from, to) = (dir.work().join(path), spec.dir.join(path));
-        let copied = copy_as_user(dir, CopiedAs::Artefact, &from, &to);
+        let (from, to) = (Path::new(HERE).join(path), spec.dir.join(path));
+        let copied = copy_as_user(dir, CopiedAs::Artefact, &dir.work(), [&from, &to]);
         let text = copied.unwrap_or_else(|e| Some(e.to_string()))?;
         Some(format!("artefact {}: {text}", path.display()))
     };
@@ -143,16 +144,20 @@ pub(crate) fn progress(dir: &JobDir) -> Option<Progress> {
     if is_stale { None } else { serde_json::from_slice(&fs::read(path).ok()?).ok() }
 }
 
-/// Copies something by a process that is the job's user; returns a sentence about what the copy is without.
+/// The directory where the process works that copies.
+const HERE: &str = ".";
+
+/// Copies something by a process that is the job's user, and works in `own`: the job's directory is closed to that user.
+/// Returns a sentence about what the copy is without.
 fn copy_as_user(
     dir: &JobDir,
     what: CopiedAs,
-    from: &Path,
-    to: &Path,
+    own: &Path,
+    [from, to]: [&Path; 2],
 ) -> io::Result<Option<String>> {
     let mut child = Command::new("/proc/self/exe")
         .args(["queue", COPY, "--"])
-        .args([dir.path(), from, to])
+        .args([dir.path(), own, from, to])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -182,15 +187,11 @@ fn note_progress(dir: &JobDir, what: CopiedAs, told: impl Read) {
     }
 }
 
-/// The hidden subcommand: becomes the user of the job in `dir`, copies, and tells how far that is; on standard error what
-/// the copy is without, or why there is none.
-pub(crate) fn copy(dir: PathBuf, from: &Path, to: &Path) -> ExitCode {
-    let dir = JobDir::at(dir);
-    let user = super::read_spec(&dir).map_err(|e| format!("read the job: {e}")).and_then(|spec| {
-        become_user(&spec).map_err(|e| format!("become user {}: {e}", spec.user.uid))
-    });
-    let copied = user.and_then(|()| copy_and_tell(from, to).map_err(|e| e.to_string()));
-    match copied {
+/// The hidden subcommand: goes to `own`, becomes the user of the job in `dir`, copies, and tells how far that is; on standard
+/// error what the copy is without, or why there is none.
+pub(crate) fn copy(dir: PathBuf, own: &Path, from: &Path, to: &Path) -> ExitCode {
+    let copied = become_copier(&JobDir::at(dir), own, to);
+    match copied.and_then(|disk| copy_and_tell(from, to, disk).map_err(|e| e.to_string())) {
         Ok(left_out) => {
             left_out.into_iter().for_each(|text| tell!("{text}"));
             ExitCode::SUCCESS
@@ -202,9 +203,26 @@ pub(crate) fn copy(dir: PathBuf, from: &Path, to: &Path) -> ExitCode {
     }
 }
 
-fn copy_and_tell(from: &Path, to: &Path) -> io::Result<Option<String>> {
+/// Goes to the job's own directory, and becomes the job's user; returns where the copy must leave room for the queue itself,
+/// if it is made there.
+fn become_copier(dir: &JobDir, own: &Path, to: &Path) -> Result<Option<File>, String> {
+    let spec = super::read_spec(dir).map_err(|e| format!("read the job: {e}"))?;
+    let entered = std::env::set_current_dir(own);
+    let disk = entered.and_then(|()| (to == Path::new(HERE)).then(|| File::open(own)).transpose());
+    let disk = disk.map_err(|e| format!("enter {}: {e}", own.display()))?;
+    become_user(&spec).map_err(|e| format!("become user {}: {e}", spec.user.uid))?;
+    Ok(disk)
+}
+
+fn copy_and_tell(from: &Path, to: &Path, disk: Option<File>) -> io::Result<Option<String>> {
     let mut last = Instant::now();
     copy::for_user(from, to, &mut |Copied { bytes, files }| {
+        if let Some(disk) = &disk
+            && !has_room(disk, 0)?
+        {
+            let text = "the disk is full, but for what the queue needs itself: make room on it";
+            return Err(io::Error::new(io::ErrorKind::StorageFull, text));
+        }
         if last.elapsed() < BEAT {
             return Ok(());
         }
@@ -253,7 +271,7 @@ mod tests {
         let text = fs::read_to_string(dir.copying()).unwrap();
         assert_eq!(text, r#"{"what":"artefact","bytes":1000,"files":7}"#);
         let long_ago = std::time::SystemTime::now() - 2 * STALE;
-        let file = fs::File::options().write(true).open(dir.copying()).unwrap();
+        let file = File::options().write(true).open(dir.copying()).unwrap();
         file.set_modified(long_ago).unwrap();
         assert_eq!(progress(&dir), None);
     }

@@ -1,0 +1,165 @@
+//! Jobs of users who are not root get no more than these users may have.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod common;
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+
+use common::{Daemon, until};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// A user who may nothing.
+const NOBODY: u32 = 65534;
+
+/// A directory where everybody can make files.
+fn open_place() -> TempDir {
+    let place = tempfile::tempdir().unwrap();
+    fs::set_permissions(place.path(), Permissions::from_mode(0o777)).unwrap();
+    place
+}
+
+/// Submits a job of that user in a directory, with what else is said of it.
+fn submit(daemon: &Daemon, dir: &Path, command: &[&str], more: &Value) -> u64 {
+    let mut spec = json!({
+        "command": command, "dir": dir, "owner": "nobody",
+        "env": [["PATH", std::env::var("PATH").unwrap()]],
+        "user": { "uid": NOBODY, "gid": NOBODY, "groups": [] },
+    });
+    for (name, value) in more.as_object().unwrap() {
+        spec[name] = value.clone();
+    }
+    let (status, answer) = common::ask(daemon, "POST", "/v1/jobs", "", &spec.to_string());
+    assert_eq!(status, 201, "{answer}");
+    serde_json::from_str::<Value>(&answer).unwrap()["id"].as_u64().unwrap()
+}
+
+/// What starts a job has the daemon's rights at first: a library that the dynamic loader is told to load would run with
+/// them. It is seen by a file that the loader writes.
+#[test]
+fn the_environment_of_a_job_counts_for_the_job_alone() {
+    let daemon = Daemon::start(&[]);
+    let place = open_place();
+    let trace = place.path().join("trace");
+    let env =
+        json!({ "env": [["LD_DEBUG", "libs"], ["LD_DEBUG_OUTPUT", trace], ["WORD", "a word"]] });
+    let script = "echo $WORD $TORPOR_JOB";
+    let id = submit(&daemon, place.path(), &["/bin/sh", "-c", script], &env);
+    daemon.wait_for(id, "done");
+    assert_eq!(daemon.output(id), format!("a word {id}\n"));
+    let files = fs::read_dir(place.path()).unwrap();
+    let owners: Vec<u32> = files.map(|file| file.unwrap().metadata().unwrap().uid()).collect();
+    assert_eq!(owners, [NOBODY]);
+}
+
+/// The files of a job are opened again by root when it is brought back.
+#[test]
+fn a_job_that_has_slept_has_no_file_that_its_user_may_not_open() {
+    let daemon = Daemon::start(&[]);
+    let place = open_place();
+    let at = |name: &str| place.path().join(name);
+    for (dir, text, owner) in [("own", "mine..", NOBODY), ("others", "secret", 0)] {
+        fs::create_dir(at(dir)).unwrap();
+        let file = at(dir).join("file");
+        fs::write(&file, text).unwrap();
+        fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
+        [at(dir), file].iter().for_each(|path| chown(path, Some(owner), Some(owner)).unwrap());
+    }
+    let script = "import os, time\nfile = open('own/file', 'r+')\nprint('begun', flush=True)\n\
+                  while not os.path.exists('may-end'): time.sleep(0.02)\nprint(file.read())";
+    let id = submit(&daemon, place.path(), &["python3", "-c", script], &json!({}));
+    daemon.wait_for_output(id, "begun");
+    daemon.ok(&["preempt", "--means", "checkpoint", &id.to_string()]);
+    daemon.wait_for(id, "preempted");
+    fs::rename(at("own"), at("moved")).unwrap();
+    symlink("others", at("own")).unwrap();
+    fs::write(at("may-end"), "").unwrap();
+    daemon.ok(&["resume", &id.to_string()]);
+    let job = until("it is held, or over", || {
+        let job = daemon.show(id);
+        (job["held"] == true || !job["exit"].is_null()).then_some(job)
+    });
+    let note = job["note"].as_str().unwrap_or_default();
+    assert!(note.contains("no more rights than --files-as gives"), "{job}: {}", daemon.output(id));
+    // Nothing is lost.
+    fs::remove_file(at("own")).unwrap();
+    fs::rename(at("moved"), at("own")).unwrap();
+    daemon.ok(&["resume", &id.to_string()]);
+    daemon.wait_for(id, "done");
+    assert_eq!(daemon.output(id), "begun\nmine..\n");
+}
+
+/// The limits of processes and memory are those of a control group.
+#[test]
+fn a_jobs_own_command_is_within_its_limits() {
+    let daemon = Daemon::start(&[]);
+    let place = open_place();
+    let script =
+        "cat /proc/self/cgroup >job; trap 'exit 0' USR1; echo begun; while :; do sleep 0.05; done";
+    let save =
+        json!({ "preempt_cmd": "cat /proc/self/cgroup >command; kill -USR1 $TORPOR_JOB_PID" });
+    let id = submit(&daemon, place.path(), &["sh", "-c", script], &save);
+    daemon.wait_for_output(id, "begun");
+    daemon.ok(&["preempt", "--means", "command", &id.to_string()]);
+    daemon.wait_for(id, "preempted");
+    let [job, command] =
+        ["job", "command"].map(|name| fs::read_to_string(place.path().join(name)).unwrap());
+    assert!(job.contains("torpor-queue"), "{job}");
+    assert_eq!(command, job);
+    daemon.ok(&["cancel", &id.to_string()]);
+    daemon.wait_for(id, "cancelled");
+}
+
+/// What was copied may have lain in a directory that nobody else could enter; and so may the daemon's own.
+#[test]
+fn the_copies_of_a_job_are_its_users_alone() {
+    let daemon = Daemon::start(&[]);
+    // That of the daemon is in one that only root can enter.
+    let place = open_place();
+    let input = place.path().join("input");
+    fs::create_dir(&input).unwrap();
+    fs::write(input.join("file"), "mine").unwrap();
+    let more = json!({ "input": input, "artefacts": ["made"] });
+    let may_end = place.path().join("may-end").display().to_string();
+    let script = format!("cat file; cp file made; until [ -e {may_end} ]; do sleep 0.02; done");
+    let id = submit(&daemon, place.path(), &["sh", "-c", &script], &more);
+    daemon.wait_for_output(id, "mine");
+    let open = Permissions::from_mode(0o755);
+    fs::set_permissions(daemon.dir.path(), open).unwrap();
+    let copy = daemon.data().join(format!("jobs/{id}/work/file"));
+    assert!(copy.exists());
+    let mut read = std::process::Command::new("cat");
+    let read = read.arg(&copy).uid(NOBODY - 1).gid(NOBODY - 1).output().unwrap();
+    assert!(!read.status.success() && read.stdout.is_empty(), "{}", common::shown(&read));
+    fs::write(may_end, "").unwrap();
+    let job = daemon.wait_for(id, "done");
+    assert_eq!(fs::read_to_string(place.path().join("made")).unwrap(), "mine", "{job}");
+}
+
+/// What is saved gets a name if it has lost the one that it was opened by.
+#[test]
+fn a_file_of_a_job_gets_no_name_where_its_user_may_make_none() {
+    let daemon = Daemon::start(&[]);
+    let place = open_place();
+    let others = place.path().join("others");
+    fs::create_dir(&others).unwrap();
+    let script = "import os, time\nos.mkdir('own')\nfile = open('own/file', 'w+')\nfile.write('kept')\n\
+                  file.flush()\nos.link('own/file', 'other')\nos.unlink('own/file')\nos.rmdir('own')\n\
+                  os.symlink('others', 'own')\nprint('begun', flush=True)\n\
+                  while not os.path.exists('may-end'): time.sleep(0.02)\nfile.seek(0)\nprint(file.read())";
+    let id = submit(&daemon, place.path(), &["python3", "-c", script], &json!({}));
+    daemon.wait_for_output(id, "begun");
+    daemon.ok(&["preempt", "--means", "checkpoint", &id.to_string()]);
+    daemon.wait_for(id, "preempted");
+    assert_eq!(fs::read_dir(&others).unwrap().count(), 0);
+    fs::remove_file(place.path().join("own")).unwrap();
+    fs::write(place.path().join("may-end"), "").unwrap();
+    daemon.ok(&["resume", &id.to_string()]);
+    daemon.wait_for(id, "done");
+    assert_eq!(daemon.output(id), "begun\nkept\n");
+    assert_eq!(fs::read_dir(place.path()).unwrap().count(), 3, "others, other, may-end");
+}
