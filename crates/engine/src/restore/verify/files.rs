@@ -30,16 +30,22 @@ pub(super) struct Opened<'c> {
     pub id_maps: &'c IdMaps,
     /// What the caller has handed over.
     pub given: &'c [InheritFd],
-    /// The first task of each table that was compared: its number in the images, and the pid here.
-    pub compared: HashMap<TableNumber, i32>,
+    /// The first task of each table: see [`firsts`].
+    pub firsts: HashMap<TableNumber, i32>,
+}
+
+/// The first task of each table of descriptors that has not ended: the number of the table in the images, and the pid here.
+pub(super) fn firsts(tasks: &[Task]) -> HashMap<TableNumber, i32> {
+    let live = tasks.iter().filter(|task| !task.threads.is_empty());
+    live.rev().map(|task| (task.image.sharing.table, task.pid)).collect()
 }
 
 impl<'c> Opened<'c> {
     /// The descriptors of a task: it has those of the images and no others, and each is what was opened
     /// for it, no wider. A table that several tasks share is compared once.
-    pub(super) fn descriptors(&mut self, index: usize) -> Result<()> {
+    pub(super) fn descriptors(&self, index: usize) -> Result<()> {
         let task = &self.tasks[index];
-        let first = *self.compared.entry(task.image.sharing.table).or_insert(task.pid);
+        let first = self.firsts.get(&task.image.sharing.table).copied().unwrap_or(task.pid);
         let what = || format!("compare the descriptor table of task {}", task.vpid);
         let is_known = || kcmp(first, task.pid, Object::Files).context(what);
         if first != task.pid && is_known()? == Ordering::Equal {

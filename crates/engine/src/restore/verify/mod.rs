@@ -14,7 +14,10 @@ mod unix;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
+use std::sync::Arc;
 
+use torpor_kernel::parallel;
+use torpor_policy::seccomp::Filter;
 use torpor_policy::{Capabilities, Credentials, LIMITS, OpenFile, Seccomp, Terminal};
 use torpor_sys::ptrace::seccomp_filter;
 
@@ -67,31 +70,33 @@ pub(crate) fn check(cx: &Made<'_>) -> Result<()> {
     // Ids of this host count by it.
     id_maps(cx)?;
     let spaces = SpaceInodes::open(cx)?;
-    let mut opened = Opened {
+    let opened = Opened {
         tasks: cx.tasks,
         files: cx.files,
         described: cx.described,
         spaces: cx.spaces,
         id_maps: cx.id_maps,
         given: &cx.opts.given.inherit_fd,
-        compared: HashMap::new(),
+        firsts: files::firsts(cx.tasks),
     };
     // The root task has no namespace below its own.
     let levels = proc::status(cx.tasks[0].pid)?.in_each_ns("NSpid").len();
     let level = levels.saturating_sub(1);
-    let mut seen = HashSet::new();
-    for index in 0..cx.tasks.len() {
-        if cx.tasks[index].threads.is_empty() {
-            continue;
-        }
+    let live = (0..cx.tasks.len()).filter(|&index| !cx.tasks[index].threads.is_empty());
+    let live: Vec<usize> = live.collect();
+    let filtered = parallel::map(&live, cx.opts.memory.workers(), |&index| {
         spaces.check(cx, index)?;
-        clocks(cx, index, &mut seen)?;
         nested(cx, index)?;
-        rights(cx, index, level)?;
+        let filtered = rights(cx, index, level)?;
         limits(&cx.tasks[index])?;
         places(cx, index)?;
         opened.descriptors(index)?;
-    }
+        Ok::<_, Error>(filtered)
+    })?;
+    // The kernel shows them to the thread alone that traces the tasks.
+    filtered.iter().flatten().try_for_each(compare_filters)?;
+    let mut seen = HashSet::new();
+    live.iter().try_for_each(|&index| clocks(cx, index, &mut seen))?;
     opened.sockets()?;
     filters::check(&opened, cx.sleeping)?;
     given::check(&opened, cx.terminals)?;
@@ -252,13 +257,25 @@ fn id_maps(cx: &Made<'_>) -> Result<()> {
     Ok(())
 }
 
+/// A thread that has filters of system calls.
+struct Filtered<'c> {
+    /// Its process in the images, and its number here.
+    pid: i32,
+    tid: i32,
+    /// How many filters it has that are older than those of its image.
+    older: u64,
+    /// Those of its image, the oldest first.
+    filters: &'c [Arc<Filter>],
+}
+
 /// The numbers of the threads of a task in the pid namespace of the root task, which is the `level`th
-/// from here, and what they may do.
-fn rights(cx: &Made<'_>, index: usize, level: usize) -> Result<()> {
+/// from here, and what they may do. Those that have filters, which are still to be compared.
+fn rights<'c>(cx: &Made<'c>, index: usize, level: usize) -> Result<Vec<Filtered<'c>>> {
     let task = &cx.tasks[index];
     let image = &task.image;
     let numbers = task.threads.iter().zip(&image.tree.threads);
     let all = numbers.zip(&image.credentials).zip(&image.seccomp);
+    let mut filtered = Vec::new();
     for (index, (((thread, &number), given), wanted)) in all.enumerate() {
         if image.has_ended(index) {
             continue;
@@ -271,9 +288,11 @@ fn rights(cx: &Made<'_>, index: usize, level: usize) -> Result<()> {
         if let Some(given) = given {
             credentials(cx, task.vpid, given, &status)?;
         }
-        seccomp(task.vpid, thread.tid(), wanted, &status)?;
+        let older = seccomp(task.vpid, wanted, &status)?;
+        let (pid, tid, filters) = (task.vpid, thread.tid(), wanted.filters());
+        filtered.extend((!filters.is_empty()).then_some(Filtered { pid, tid, older, filters }));
     }
-    fetchers(cx, task)
+    fetchers(cx, task).map(|()| filtered)
 }
 
 /// What threads of the kernel may do that fetch requests of io_uring for a task: they work in its name.
@@ -288,9 +307,9 @@ fn fetchers(cx: &Made<'_>, task: &Task) -> Result<()> {
     Ok(())
 }
 
-/// A thread has the seccomp mode and the filters of its image, and no fewer. One that had none may have those
-/// that all have whom this program starts; they are older.
-fn seccomp(pid: i32, tid: i32, wanted: &Seccomp, status: &Status) -> Result<()> {
+/// A thread has the seccomp mode of its image and as many filters, and no fewer. One that had none may have those
+/// that all have whom this program starts: how many these are, which are older.
+fn seccomp(pid: i32, wanted: &Seccomp, status: &Status) -> Result<u64> {
     let mode = wanted.mode();
     let now = status.number("Seccomp", 10).unwrap_or_default();
     if *wanted != Seccomp::Free && i64::from(mode as i32) != now.cast_signed() {
@@ -299,19 +318,24 @@ fn seccomp(pid: i32, tid: i32, wanted: &Seccomp, status: &Status) -> Result<()> 
     // Linux 5.9 counts them.
     let (filters, now) = (wanted.filters(), status.number("Seccomp_filters", 10));
     let older = now.map_or(Some(0), |now| now.checked_sub(filters.len() as u64));
-    let Some(older) = older else {
+    older.ok_or_else(|| {
         let now = now.unwrap_or_default();
-        return Err(differs(pid, "the number of seccomp filters", filters.len(), now));
-    };
-    for (index, filter) in (older..).zip(filters) {
-        let now = match seccomp_filter(tid, index) {
+        differs(pid, "the number of seccomp filters", filters.len(), now)
+    })
+}
+
+/// The filters of a thread are those of its image.
+fn compare_filters(of: &Filtered<'_>) -> Result<()> {
+    let Filtered { pid, tid, older, filters } = of;
+    for (index, filter) in (*older..).zip(*filters) {
+        let now = match seccomp_filter(*tid, index) {
             // A program that has filters itself is not shown those of others.
             Err(error) if error.raw_os_error() == Some(libc::EACCES) => return Ok(()),
             now => now.context(|| format!("task {tid}: seccomp filter {index}"))?,
         };
         if now.as_ref() != Some(&filter.program) {
             let what = format!("seccomp filter {index}");
-            return Err(differs(pid, &what, "that of its image", "another"));
+            return Err(differs(*pid, &what, "that of its image", "another"));
         }
     }
     Ok(())
