@@ -22,7 +22,7 @@ use super::address_space::AddressSpace;
 use super::ahead::AskedAhead;
 use super::sight::Sight;
 use super::working_set::{self, Recorder, WorkingSet};
-use super::{Handed, PAGER_GONE, PagerLine, Remote, accept_all, pair, socket_in};
+use super::{PAGER_GONE, PagerLine, Remote, accept_all, pair, socket_in};
 use crate::cgroup::leave_roots;
 use crate::error::{Context, Error, Result};
 use crate::options::{Given, Options};
@@ -270,14 +270,27 @@ fn take_over(
     };
     // Four descriptors are held for each task, and one for each that is forked meanwhile.
     open_files::make_all_room();
-    let taken = accept_all(line, restorer).and_then(|(theirs, handed)| {
-        before?;
-        identify(&theirs, handed, images, pages, &mut first)
-    });
-    if let Err(error) = &taken {
+    let tell = |error: Error| {
         let _ = answer(line, error.to_string().as_bytes());
-    }
-    taken
+        error
+    };
+    let (mut spaces, mut tasks) = (Vec::new(), Vec::new());
+    let own = id_of(images).map_err(tell)?;
+    let judge = |theirs: &str| match theirs == own {
+        true => Ok(()),
+        false => Err(Error::invalid("lazy pages", "the restore is of other images")),
+    };
+    let accepted = accept_all(line, restorer, |theirs, space| {
+        judge(theirs)?;
+        let (pages, first) = (pages(space.id, &space.missing)?, first.take(space.id));
+        let memory = (space.uffd, Sight::of(&space.pidfd)?);
+        spaces.push(AddressSpace::new(space.id, memory, pages, &space.missing, first));
+        tasks.push(space.pidfd);
+        Ok(())
+    });
+    let taken = accepted.and_then(|theirs| before.and_then(|()| judge(&theirs)));
+    taken.map_err(tell)?;
+    Ok((spaces, tasks))
 }
 
 /// Brings in the pages of what was taken over, and says first that it works.
@@ -305,27 +318,6 @@ fn bring_in(
 fn find(images: &ImageDir, id: u64, missing: &Ranges) -> Result<Arc<Pages>> {
     let search = Search { within: Some(missing), ..Search::default() };
     Ok(Arc::new(Pages::find(images, kind::PAGEMAP, id, &search)?.0))
-}
-
-/// Finds the pages of the tasks that a restore of the images `theirs` has handed over.
-fn identify(
-    theirs: &str,
-    handed: Vec<Handed>,
-    images: &ImageDir,
-    pages: &dyn Fn(u64, &Ranges) -> Result<Arc<Pages>>,
-    first: &mut WorkingSet,
-) -> Result<TakenOver> {
-    if theirs != id_of(images)? {
-        return Err(Error::invalid("lazy pages", "the restore is of other images"));
-    }
-    let (mut spaces, mut tasks) = (Vec::new(), Vec::new());
-    for space in handed {
-        let (pages, first) = (pages(space.id, &space.missing)?, first.take(space.id));
-        let memory = (space.uffd, Sight::of(&space.pidfd)?);
-        spaces.push(AddressSpace::new(space.id, memory, pages, &space.missing, first));
-        tasks.push(space.pidfd);
-    }
-    Ok((spaces, tasks))
 }
 
 fn answer(line: &OwnedFd, data: &[u8]) -> Result<()> {

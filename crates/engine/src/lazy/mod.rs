@@ -108,14 +108,20 @@ pub struct PagerLine {
 }
 
 impl PagerLine {
-    /// Hands all address spaces over. When this returns the pager works, and nothing of
-    /// them is left here.
+    /// Says of which images the address spaces are that are handed over next.
     ///
     /// # Errors
-    /// If the pager has ended, or is one of other images.
-    pub fn hand_over(&self, images: &str, spaces: Vec<Handed>) -> Result<()> {
-        self.send(images.as_bytes(), &[])?;
-        for space in &spaces {
+    /// If the pager has ended.
+    pub fn begin(&self, images: &str) -> Result<()> {
+        self.send(images.as_bytes(), &[])
+    }
+
+    /// Hands some of them over. The pager finds their pages while others are still to come.
+    ///
+    /// # Errors
+    /// If the pager has ended.
+    pub fn hand_over(&self, spaces: &[Handed]) -> Result<()> {
+        for space in spaces {
             self.send(&space.id.to_le_bytes(), &[space.uffd.as_fd(), space.pidfd.as_fd()])?;
             for ranges in space.missing.as_slice().chunks(RANGES) {
                 let words =
@@ -124,6 +130,14 @@ impl PagerLine {
             }
             self.send(b".", &[])?;
         }
+        Ok(())
+    }
+
+    /// All were handed over. When this returns the pager works.
+    ///
+    /// # Errors
+    /// If the pager has ended, or is one of other images.
+    pub fn finish(&self) -> Result<()> {
         self.send(b"end", &[])?;
         let mut answer = vec![0; 4096];
         let received = socket::receive(self.socket.as_fd(), &mut answer, 0);
@@ -234,12 +248,16 @@ fn next(line: &OwnedFd, sender: &OwnedFd, data: &mut [u8]) -> Result<Received> {
     }
 }
 
-/// What a restore hands over: the id of its images, and the address spaces. `sender` is
-/// the process that restores, whose end ends this, too.
+/// What a restore hands over: `take` gets each address space as it comes, with the id of the images that it is of. Returns
+/// that id when all have come. `sender` is the process that restores, whose end ends this, too.
 ///
 /// # Errors
-/// What is not understood; a restore that ends before it has said all.
-pub fn accept_all(line: &OwnedFd, sender: &OwnedFd) -> Result<(String, Vec<Handed>)> {
+/// What is not understood; a restore that ends before it has said all; if it has, the first error of `take`.
+pub fn accept_all(
+    line: &OwnedFd,
+    sender: &OwnedFd,
+    mut take: impl FnMut(&str, Handed) -> Result<()>,
+) -> Result<String> {
     let bad = || Error::invalid("what the restore says", "is not understood");
     let mut data = vec![0; RANGES * RANGE];
     let mut next = || -> Result<(Vec<u8>, Vec<OwnedFd>)> {
@@ -247,11 +265,11 @@ pub fn accept_all(line: &OwnedFd, sender: &OwnedFd) -> Result<(String, Vec<Hande
         Ok((data[..received.len].to_vec(), received.files))
     };
     let images = String::from_utf8(next()?.0).map_err(|_| bad())?;
-    let mut spaces = Vec::new();
+    let mut taken = Ok(());
     for _ in 0..MAX_TASKS {
         let (head, files) = next()?;
         if head == b"end" {
-            return Ok((images, spaces));
+            return taken.map(|()| images);
         }
         let id = u64::from_le_bytes(head.try_into().map_err(|_| bad())?);
         let [uffd, pidfd] = <[OwnedFd; 2]>::try_from(files).map_err(|_| bad())?;
@@ -270,7 +288,9 @@ pub fn accept_all(line: &OwnedFd, sender: &OwnedFd) -> Result<(String, Vec<Hande
                 return Err(bad());
             }
         }
-        spaces.push(Handed { id, uffd, pidfd, missing: ranges.into_iter().collect() });
+        let space = Handed { id, uffd, pidfd, missing: ranges.into_iter().collect() };
+        // It is told what is wrong when it listens.
+        taken = taken.and_then(|()| take(&images, space));
     }
     Err(bad())
 }

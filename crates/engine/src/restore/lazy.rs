@@ -8,8 +8,8 @@ use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use torpor_images::ImageDir;
 use torpor_policy::memory::MemoryArea;
 use torpor_sys::uffd;
-use torpor_tracee::Tracee;
-use torpor_tracee::syscall::{self, RemoteFd};
+use torpor_tracee::syscall::{self, RemoteFd, Syscall};
+use torpor_tracee::{Batch, SIDE_BY_SIDE};
 
 use super::tasks::Task;
 use crate::error::{Context, Error, Result};
@@ -125,7 +125,7 @@ impl Lazy {
         let (any, stacks_wait) = (self.any, self.stacks_wait);
         let leaves =
             |v: &&MemoryArea| any && (lazy::may_wait(v) || stacks_wait && lazy::stack_can_wait(v));
-        let mut spaces = Vec::new();
+        let mut waiting = Vec::new();
         for task in tasks {
             let image = &task.image;
             let missing = |v: &MemoryArea| {
@@ -137,10 +137,14 @@ impl Lazy {
             let missing: Ranges = lazy.iter().flat_map(|v| missing(v)).collect();
             let ranges: Vec<(u64, u64)> = lazy.iter().map(|v| (v.start, v.end)).collect();
             if !ranges.is_empty() {
-                spaces.push(register(task, &ranges, missing)?);
+                waiting.push(Waiting { task, ranges, missing });
             }
         }
-        pager.hand_over(&lazy::id_of(images)?, spaces)
+        pager.begin(&lazy::id_of(images)?)?;
+        for some in waiting.chunks_mut(SIDE_BY_SIDE) {
+            pager.hand_over(&register(some)?)?;
+        }
+        pager.finish()
     }
 
     /// The tasks run.
@@ -184,26 +188,59 @@ fn obstacle(tasks: &[Task], spaces: &Namespaces) -> Option<&'static str> {
     None
 }
 
-/// Registers mappings for those pages that are missing in them.
-fn register(task: &mut Task, ranges: &[(u64, u64)], missing: Ranges) -> Result<Handed> {
-    let id = u64::from(task.image.tree.pid);
-    let pidfd = proc::pidfd(task.pid)?;
-    let uffd = create(task.remote()?, &pidfd)?;
-    for &(start, end) in ranges {
-        uffd::register_missing(uffd.as_fd(), start, end - start)
-            .context(|| format!("registering {start:x}-{end:x} of task {id}"))?;
-    }
-    Ok(Handed { id, uffd, pidfd, missing })
+/// A task that waits for pages.
+struct Waiting<'t> {
+    task: &'t mut Task,
+    /// Mappings, from where to where.
+    ranges: Vec<(u64, u64)>,
+    /// The pages, in these.
+    missing: Ranges,
 }
 
-/// Makes a userfaultfd of the task's address space, which has to make it itself.
-fn create(remote: &mut Tracee, pidfd: &OwnedFd) -> Result<OwnedFd> {
+/// Registers mappings of tasks for those pages that are missing in them.
+fn register(some: &mut [Waiting<'_>]) -> Result<Vec<Handed>> {
+    let uffds = create(some)?;
+    let handed = some.iter_mut().zip(uffds).map(|(waiting, (pidfd, uffd))| {
+        let id = u64::from(waiting.task.image.tree.pid);
+        for &(start, end) in &waiting.ranges {
+            uffd::register_missing(uffd.as_fd(), start, end - start)
+                .context(|| format!("registering {start:x}-{end:x} of task {id}"))?;
+        }
+        Ok(Handed { id, uffd, pidfd, missing: std::mem::take(&mut waiting.missing) })
+    });
+    handed.collect()
+}
+
+/// Makes a userfaultfd of the address space of each task, which has to make it itself. With a descriptor of the task.
+fn create(some: &mut [Waiting<'_>]) -> Result<Vec<(OwnedFd, OwnedFd)>> {
     let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
-    let fd = remote.call("userfaultfd", (libc::SYS_userfaultfd, [flags]))?;
-    let number = i32::try_from(fd).map_err(|_| Error::invalid("userfaultfd", "no descriptor"))?;
-    let fetched = pidfd_getfd(pidfd, number, PidfdGetfdFlags::empty());
-    remote.call("close", syscall::close(RemoteFd(fd)))?;
-    let fetched = fetched.context(|| "fetching a userfaultfd".to_owned())?;
-    uffd::enable_paging(fetched.as_fd()).context(|| "UFFDIO_API".to_owned())?;
+    let made = call_all(some, "userfaultfd", |_| (libc::SYS_userfaultfd, [flags]).into())?;
+    let fetch = |(waiting, &number): (&Waiting<'_>, &u64)| {
+        let pidfd = proc::pidfd(waiting.task.pid)?;
+        let number = i32::try_from(number);
+        let number = number.map_err(|_| Error::invalid("userfaultfd", "no descriptor"))?;
+        let uffd = pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty())
+            .context(|| "fetching a userfaultfd".to_owned())?;
+        uffd::enable_paging(uffd.as_fd()).context(|| "UFFDIO_API".to_owned())?;
+        Ok((pidfd, uffd))
+    };
+    let fetched = some.iter().zip(&made).map(fetch).collect::<Result<_>>()?;
+    call_all(some, "close", |index| syscall::close(RemoteFd(made[index])))?;
     Ok(fetched)
+}
+
+/// Has each task make a system call, all at the same time. What they return.
+fn call_all(
+    some: &mut [Waiting<'_>],
+    what: &str,
+    call: impl Fn(usize) -> Syscall,
+) -> Result<Vec<u64>> {
+    let (mut batches, mut calls) = (Vec::new(), Vec::new());
+    for (index, waiting) in some.iter_mut().enumerate() {
+        let mut batch = waiting.task.remote()?.batch();
+        calls.push(batch.call(call(index)));
+        batches.push(batch);
+    }
+    let done = Batch::run_all(batches)?.into_iter().zip(calls);
+    done.map(|(out, call)| Ok(out.expect(call, || what.to_owned())?)).collect()
 }
