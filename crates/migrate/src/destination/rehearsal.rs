@@ -35,6 +35,7 @@ pub(super) fn run(agent: &Agent, mut line: Line, begin: &Begin) -> Result<()> {
             Request::File { name, len, since } => {
                 round.receive(&mut line, &name, len, since)?;
             }
+            Request::Files { files } => round.receive_together(&mut line, &files)?,
             Request::End { number: 1 } => {
                 let reply = match audit::images(&agent.settings, &images, bundle.as_deref()) {
                     Ok(()) => Reply::Arrived { number: 1 },

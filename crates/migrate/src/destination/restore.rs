@@ -52,10 +52,14 @@ pub(super) struct Restore {
     worker: Worker,
     /// Whether it has a pid namespace of its own.
     is_nested: bool,
+    /// Whether a runtime has the engine make them.
+    has_runtime: bool,
     /// Tells it of rounds that are still to come.
     pub director: Option<Director>,
     /// The root, once everything is made.
     pub root: Option<Task>,
+    /// All tasks, once they have been looked for.
+    pub tasks: Vec<Task>,
 }
 
 impl Restore {
@@ -91,7 +95,7 @@ impl Restore {
             tracing::info!("{} gets a pid namespace: a process id is taken", from.subject);
         }
         let worker = engine::start_restore(args, from.dir, from.marks(), above)?;
-        Ok(Self { worker, is_nested, director, root: None })
+        Ok(Self { worker, is_nested, has_runtime: false, director, root: None, tasks: Vec::new() })
     }
 
     /// The runtime has the engine make them.
@@ -110,7 +114,14 @@ impl Restore {
         }
         call.options.extend(from.options.iter().cloned());
         let worker = runtime::start_marked(&call, from.dir, &[POST_RESTORE], from.marks(), &[])?;
-        Ok(Self { worker, is_nested: false, director, root: None })
+        Ok(Self {
+            worker,
+            is_nested: false,
+            has_runtime: true,
+            director,
+            root: None,
+            tasks: Vec::new(),
+        })
     }
 
     /// The job's process.
@@ -156,13 +167,33 @@ impl Restore {
         Err(gone())
     }
 
-    /// Lets the tasks run.
+    /// Looks which tasks there are, all of which are made and wait.
     ///
     /// # Errors
-    /// If something goes wrong on the way, before or after they do.
-    pub(super) fn wake(self) -> Result<()> {
-        self.worker.answer(true)?;
-        engine::finish("restore", self.worker).map(drop)
+    /// If the root is gone.
+    pub(super) fn look(&mut self) -> Result<()> {
+        self.tasks = self.root.map_or_else(|| Ok(Vec::new()), |root| task::tree(root.pid))?;
+        Ok(())
+    }
+
+    /// Lets the tasks run. The job, if it still tidies up when they do: a runtime may end them until it is done.
+    ///
+    /// # Errors
+    /// If something goes wrong on the way, before they do; of a container, also after that.
+    pub(super) fn wake(self) -> Result<Option<Worker>> {
+        let Self { mut worker, has_runtime, .. } = self;
+        worker.answer(true)?;
+        loop {
+            match worker.next_event()? {
+                Event::Point { name, .. } if name == POST_RESUME && !has_runtime => {
+                    return Ok(Some(worker));
+                }
+                Event::Ended(outcome) => {
+                    return engine::judge("restore", outcome).map(|_| None);
+                }
+                event => repeat(&event),
+            }
+        }
     }
 }
 

@@ -134,18 +134,8 @@ impl Incoming {
         len: u64,
         since: Option<u32>,
     ) -> Result<()> {
-        self.files += 1;
-        if !is_image(name) || len > MAX_LEN || self.files > MAX_FILES {
-            return Err(Error::Protocol(format!("image {name:?} of {len} bytes")));
-        }
-        let path = self.dir.join(name);
+        let (mut file, path) = self.create(name, len)?;
         let failed = || path.display().to_string();
-        let mut file: File = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&path)
-            .context(failed)?;
         if let Some(round) = since {
             return self.make(line, name, (&file, &path, len), round);
         }
@@ -161,6 +151,41 @@ impl Incoming {
             left -= piece;
         }
         Ok(())
+    }
+
+    /// Several images, whose bytes come in one piece.
+    ///
+    /// # Errors
+    /// If one is none that a round may hold; if the piece is not as long as all of them; if the connection ends; if a file
+    /// cannot be written.
+    pub(super) fn receive_together(
+        &mut self,
+        line: &mut Line,
+        files: &[(String, u64)],
+    ) -> Result<()> {
+        let data = line.receive_data()?;
+        let other = || Error::Protocol(format!("{} images in {} bytes", files.len(), data.len()));
+        let mut left = &data[..];
+        for (name, len) in files {
+            let own = usize::try_from(*len).ok().and_then(|len| left.split_off(..len));
+            let own = own.ok_or_else(other)?;
+            let (mut file, path) = self.create(name, *len)?;
+            file.write_all(own).context(|| path.display().to_string())?;
+        }
+        self.allowance.add(data.len());
+        if left.is_empty() { Ok(()) } else { Err(other()) }
+    }
+
+    /// A file for an image that is to come, and its path.
+    fn create(&mut self, name: &str, len: u64) -> Result<(File, PathBuf)> {
+        self.files += 1;
+        if !is_image(name) || len > MAX_LEN || self.files > MAX_FILES {
+            return Err(Error::Protocol(format!("image {name:?} of {len} bytes")));
+        }
+        let path = self.dir.join(name);
+        let mut options = OpenOptions::new();
+        let file = options.write(true).create_new(true).mode(0o600).open(&path);
+        Ok((file.context(|| path.display().to_string())?, path))
     }
 
     /// Makes an image of that which the round `since` has brought. Files in memory are large: an earlier archive goes when
@@ -235,6 +260,69 @@ mod tests {
         round.receive(&mut line, NAME, 10, Some(1)).unwrap();
         source.join().unwrap().unwrap();
         (std::fs::read(two.join(NAME)).unwrap(), one.join(NAME).exists())
+    }
+
+    /// What becomes of a piece with these bytes that is said to have these images, and which there are then.
+    fn together(files: &[(&str, u64)], data: &[u8]) -> (Result<()>, Vec<(String, Vec<u8>)>) {
+        let work = tempfile::tempdir().unwrap();
+        let (near, far) = UnixStream::pair().unwrap();
+        let data = data.to_vec();
+        let source = std::thread::spawn(move || {
+            Line::open(far.into()).and_then(|mut line| line.send_data(&data))
+        });
+        let mut line = Line::open(near.into()).unwrap();
+        let mut round = Incoming::without_pages(work.path().join("1")).unwrap();
+        let files: Vec<_> = files.iter().map(|&(name, len)| (name.to_owned(), len)).collect();
+        let received = round.receive_together(&mut line, &files);
+        source.join().unwrap().unwrap();
+        let there = std::fs::read_dir(work.path().join("1")).unwrap();
+        let read = |path: PathBuf| {
+            let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+            (name, std::fs::read(path).unwrap())
+        };
+        let mut there: Vec<_> = there.map(|entry| read(entry.unwrap().path())).collect();
+        there.sort();
+        (received, there)
+    }
+
+    #[test]
+    fn images_that_come_together_are_told_apart() {
+        let files = [("core-1.img", 3), ("fs-1.img", 0), ("mm-1.img", 2)];
+        let (received, there) = together(&files, b"abcde");
+        received.unwrap();
+        let expected: [(&str, &[u8]); 3] =
+            [("core-1.img", b"abc"), ("fs-1.img", b""), ("mm-1.img", b"de")];
+        assert_eq!(there, expected.map(|(name, data)| (name.to_owned(), data.to_vec())));
+    }
+
+    /// Whatever lengths and names are said, nothing is written but what has come, and nowhere else.
+    #[test]
+    fn images_that_come_together_are_what_was_said() {
+        let one: &[(&str, u64)] = &[("core-1.img", 3)];
+        for (files, data) in [
+            (one, &b"ab"[..]),
+            (one, b"abcd"),
+            (&[], b"a"),
+            (&[("core-1.img", u64::MAX)], b"abc"),
+            (&[("core-1.img", 3), ("core-2.img", u64::MAX - 2)], b"abc"),
+            (&[("../core-1.img", 3)], b"abc"),
+            (&[("core-1.img", 1), ("core-1.img", 2)], b"abc"),
+        ] {
+            let (received, there) = together(files, data);
+            let error = received.unwrap_err();
+            assert!(there.iter().all(|(_, kept)| kept.len() <= data.len()), "{there:?}");
+            let is_twice = files.len() == 2 && files[0].0 == files[1].0;
+            assert_eq!(matches!(error, Error::Protocol(_)), !is_twice, "{files:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn no_round_has_more_images_however_they_come() {
+        let work = tempfile::tempdir().unwrap();
+        let mut round = Incoming::without_pages(work.path().join("1")).unwrap();
+        round.files = MAX_FILES - 1;
+        round.create("core-1.img", 0).unwrap();
+        assert!(matches!(round.create("core-2.img", 0), Err(Error::Protocol(_))));
     }
 
     #[test]

@@ -17,16 +17,16 @@ use super::round::Incoming;
 use super::{ALLOW, Agent, refusal, settle};
 use crate::address::{self, Script, Stage};
 use crate::announce::{announce, has_own_network};
-use crate::engine::{judge, wait_readable};
+use crate::engine::{self, judge, wait_readable};
 use crate::error::{Error, Result};
 use crate::files::{Change, Replica};
 use crate::host::Host;
 use crate::origin::Origin;
 use crate::record::Phase;
+use crate::runtime;
 use crate::wire::difference::Allowance;
 use crate::wire::frame::Line;
 use crate::wire::message::{Begin, Reply, Request, RoundKind, Subject};
-use crate::{runtime, task};
 
 /// How long the connection for a round's pages may take.
 const SOON: Duration = Duration::from_secs(20);
@@ -157,6 +157,10 @@ impl Session<'_> {
             }
             (Request::File { name, len, since }, Some(round), _) => {
                 let received = round.receive(&mut self.line, &name, len, since);
+                received.map_err(|error| short_of_room(error, &self.place))?;
+            }
+            (Request::Files { files }, Some(round), _) => {
+                let received = round.receive_together(&mut self.line, &files);
                 received.map_err(|error| short_of_room(error, &self.place))?;
             }
             (Request::End { number }, Some(round), _) if round.number == number => {
@@ -332,7 +336,11 @@ impl Session<'_> {
                 judge("restore", outcome).map_err(|error| self.explain(error))?;
                 Err(Error::refused("restore: it did not wait"))
             }
-            None if !had_root && restore.root.is_some() => self.line.say(&Reply::Prepared),
+            None if !had_root && restore.root.is_some() => {
+                self.line.say(&Reply::Prepared)?;
+                // While the source writes its decision down.
+                restore.look()
+            }
             None => Ok(()),
         }
     }
@@ -347,19 +355,24 @@ impl Session<'_> {
 
     /// The point of no return.
     fn go(&mut self) -> Result<()> {
-        let Some(restore) = self.restore.take() else { return Ok(()) };
+        let Some(mut restore) = self.restore.take() else { return Ok(()) };
         let Some(root) = restore.root else { return Ok(()) };
         self.open = None;
-        let tasks = task::tree(root.pid)?;
+        let tasks = std::mem::take(&mut restore.tasks);
         self.place.ledger.advance(Phase::Deciding, |record| record.tasks = tasks)?;
-        let mut done = restore.wake();
+        let (woken, pager) = (restore.wake(), self.pager.take());
         let mut said = None;
-        if let Some(pager) = self.pager.take() {
-            // A link that is lost lets them wait for pages until there is another one.
-            said = done.is_ok().then(|| self.tell_running(root.pid));
-            // However the restore has ended: if it has let them run, the pager alone can still end them.
-            done = done.and(pager.finish());
+        if woken.is_ok() {
+            // Tasks that lack pages may still be ended. A link that is lost lets them wait until there is another one.
+            if pager.is_none() {
+                self.place.ledger.conclude(Phase::Moved);
+            }
+            said = Some(self.tell_running(root.pid));
         }
+        let finish = |job| engine::finish("restore", job).map(drop);
+        let done = woken.and_then(|job| job.map_or(Ok(()), finish));
+        // However the restore has ended: if it has let them run, the pager alone can still end them.
+        let done = done.and(pager.map_or(Ok(()), Pager::finish));
         if let Err(error) = done {
             // What counts is whether the tasks run, or have run: what they have done is done.
             if settle::decide(&mut self.place.ledger)?.is_none() {
@@ -367,7 +380,9 @@ impl Session<'_> {
             }
             tracing::warn!("{error}");
         }
-        self.place.ledger.conclude(Phase::Moved);
+        if self.place.ledger.record().phase != Phase::Moved {
+            self.place.ledger.conclude(Phase::Moved);
+        }
         said.unwrap_or_else(|| self.tell_running(root.pid))
     }
 

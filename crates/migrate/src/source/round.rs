@@ -88,6 +88,7 @@ impl Source<'_> {
         self.link.know_earlier(Some(&self.cancel))?;
         let kind = if self.plan.mode.is_lazy() { RoundKind::Lazy } else { RoundKind::Last };
         let mut worker = self.start_round(number, kind)?;
+        self.link.send_as_written(&self.round_dir(number));
         let mut start = Instant::now();
         loop {
             match self.next(Some(&mut worker))? {

@@ -30,7 +30,7 @@ use crate::error::{Context, Error, Result};
 /// The longest frame.
 pub(crate) const MAX_FRAME: usize = 1 << 20;
 /// The version of the protocol that this program speaks, and the oldest that it does.
-pub(crate) const VERSION: u16 = 5;
+pub(crate) const VERSION: u16 = 6;
 
 const MAGIC: &[u8; 8] = b"torpor-m";
 const HEADER: usize = 8;

@@ -53,6 +53,11 @@ pub(crate) enum Request {
         #[serde(default)]
         since: Option<u32>,
     },
+    /// Several images of the current round, which are small: a piece of data follows that has the bytes of all of them.
+    Files {
+        /// Their names and lengths, in the order of their bytes.
+        files: Vec<(String, u64)>,
+    },
     /// The current round has all its images. After the last one the restore begins.
     End {
         /// Its number.

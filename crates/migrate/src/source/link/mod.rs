@@ -1,10 +1,11 @@
 //! The connections to the destination: one for words, and one for the pages of each round.
 
+mod images;
+mod written;
+
 use std::collections::HashMap;
-use std::fs::{self, File};
-use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
@@ -12,16 +13,19 @@ use std::time::{Duration, Instant};
 
 use torpor_worker::{Event, Outcome, Worker};
 
+use self::images::KnownImages;
+pub(super) use self::images::{MIN_COMPARED, Sent};
+use self::written::Written;
 use crate::cancel::Cancel;
 use crate::engine::{repeat, wait_readable};
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 use crate::files::Step;
 use crate::progress::Awaited;
 use crate::wire::Peer;
 use crate::wire::carrier::Carrier;
-use crate::wire::difference::{self, Allowance, Earlier};
+use crate::wire::difference::Allowance;
 use crate::wire::frame::{Line, MAX_FRAME};
-use crate::wire::message::{Begin, Reply, Request, is_archive, is_image};
+use crate::wire::message::{Begin, Reply, Request};
 use crate::wire::relay::{Budget, Meter};
 use crate::wire::spread::unite;
 
@@ -39,9 +43,6 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// How often it is looked whether the images of an earlier round are read, or the destination has answered.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Images below this length are sent as they are.
-pub(super) const MIN_COMPARED: u64 = 64 << 10;
-
 /// What was waited for.
 #[derive(Debug)]
 pub(super) enum Happening {
@@ -49,18 +50,6 @@ pub(super) enum Happening {
     Job(Event),
     /// The destination says something.
     Said(Reply),
-}
-
-/// Images that the destination has, by their names, and the rounds that have brought them.
-type KnownImages = HashMap<String, (u32, Earlier)>;
-
-/// Bytes of images that hold no pages.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Sent {
-    /// Those of images that may be compared with those of another round.
-    pub large: u64,
-    /// Those of the others.
-    pub small: u64,
 }
 
 /// The way to the destination.
@@ -78,6 +67,8 @@ pub(super) struct Link {
     reading: Option<JoinHandle<Result<KnownImages>>>,
     /// What may be repeated of them.
     allowance: Allowance,
+    /// Tells which images are there, while a job writes others.
+    written: Option<Written>,
     /// The last round whose files in memory are read once more there, if a tree is built early.
     built: u32,
 }
@@ -116,9 +107,9 @@ impl Link {
     fn over(line: Line, pages: PageConnections, built: u32, limit: Option<u64>) -> Self {
         let (budget, meter) = (Budget::new(), Meter::new(limit));
         let (pages, earlier) = (Arc::new(pages), HashMap::new());
-        let (reading, allowance) = (None, Allowance::default());
+        let (reading, allowance, written) = (None, Allowance::default(), None);
         let is_refused = false;
-        Self { line, is_refused, pages, budget, meter, earlier, reading, allowance, built }
+        Self { line, is_refused, pages, budget, meter, earlier, reading, allowance, written, built }
     }
 
     /// A connection for the pages of a round: one, or several that are used as one.
@@ -281,95 +272,13 @@ impl Link {
         }
     }
 
-    /// Sends all images of a round that are not pages. How many bytes those have.
-    ///
-    /// # Errors
-    /// If the link is down, or they cannot be read; if somebody cancels, or one of the earlier images that they are compared
-    /// with cannot be read.
-    pub(super) fn send_images(
-        &mut self,
-        dir: &Path,
-        number: u32,
-        cancel: Option<&Cancel>,
-    ) -> Result<Sent> {
-        self.know_earlier(cancel)?;
-        let mut sent = Sent::default();
-        for (name, path) in images(dir)? {
-            let len = self.send_file(&path, name, cancel)?;
-            *(if len < MIN_COMPARED { &mut sent.small } else { &mut sent.large }) += len;
-        }
-        self.say_unless(&Request::End { number }, cancel)?;
-        Ok(sent)
-    }
-
-    /// From now on what differs from the large images of this round is sent of later ones of the same names. They are read
-    /// while the next round is taken.
-    pub(super) fn compare_with(&mut self, dir: PathBuf, number: u32) {
-        self.reading = Some(thread::spawn(move || read_large(&dir, number)));
-    }
-
-    /// Waits until those are read, or somebody cancels: the tasks are not stopped for that.
-    ///
-    /// # Errors
-    /// If somebody does; if one of those images cannot be read.
-    pub(super) fn know_earlier(&mut self, cancel: Option<&Cancel>) -> Result<()> {
-        let Some(reading) = self.reading.take() else { return Ok(()) };
-        self.earlier.extend(result_of(reading, cancel)?);
-        Ok(())
-    }
-
-    /// Sends an image; how long it is.
-    fn send_file(&mut self, path: &Path, name: String, cancel: Option<&Cancel>) -> Result<u64> {
-        let failed = || path.display().to_string();
-        let mut file = File::open(path).context(failed)?;
-        let len = file.metadata().context(failed)?.len();
-        if let Some((round, earlier)) = self.earlier.remove(&name) {
-            let since = Some(round);
-            self.say_unless(&Request::File { name: name.clone(), len, since }, cancel)?;
-            self.send_difference((round, earlier), (&mut file, path, len), &name, cancel)?;
-            return Ok(len);
-        }
-        self.say_unless(&Request::File { name, len, since: None }, cancel)?;
-        let mut left = len;
-        while left > 0 {
-            let piece = usize::try_from(left).unwrap_or(MAX_FRAME).min(MAX_FRAME);
-            let mut data = vec![0; piece];
-            file.read_exact(&mut data).context(failed)?;
-            self.send_data(&data, cancel)?;
-            self.allowance.add(piece);
-            left -= piece as u64;
-        }
-        Ok(len)
-    }
-
-    /// Sends what differs from an earlier image. Files in memory are large: an earlier archive is not read any more.
-    fn send_difference(
-        &mut self,
-        (round, mut earlier): (u32, Earlier),
-        (file, path, len): (&mut File, &Path, u64),
-        name: &str,
-        cancel: Option<&Cancel>,
-    ) -> Result<()> {
-        let mut allowance = self.allowance;
-        let image = (file, path);
-        let goes_on = || match cancel.is_some_and(Cancel::is_due) {
-            true => Err(Error::Cancelled),
-            false => Ok(()),
-        };
-        difference::tell(&mut earlier, image, len, &mut allowance, &goes_on, &mut |data| {
-            self.send_data(data, cancel)
-        })?;
-        self.allowance = allowance;
-        if is_archive(name) {
-            let gone = earlier.remove()?;
-            // There it goes only then.
-            self.allowance.give_back(if round > self.built { gone } else { 0 });
-        }
-        Ok(())
+    /// The job that is waited for next writes images into `dir`: each that it has finished is sent while it writes others.
+    pub(super) fn send_as_written(&mut self, dir: &Path) {
+        self.written = Written::watch(dir);
     }
 
     /// Waits for what the job or the destination says, or somebody who cancels: as long as the other end says that it
-    /// lives, for what either does may take as long as memory is large.
+    /// lives, for what either does may take as long as memory is large. Images that are written meanwhile are sent.
     ///
     /// # Errors
     /// If somebody does, or the link is down.
@@ -380,7 +289,10 @@ impl Link {
     ) -> Result<Happening> {
         loop {
             let mut fds: Vec<_> = cancel.map(AsFd::as_fd).into_iter().collect();
+            let clock = self.written.as_ref().map(|written| (fds.len() + 1, written.as_fd()));
+            fds.extend(clock.map(|(_, clock)| clock));
             fds.extend(worker.as_deref().map(AsFd::as_fd));
+            let at = clock.map(|(at, _)| at);
             let Some(ready) = self.line.wait(&fds)? else { continue };
             if cancel.is_some_and(Cancel::is_due) {
                 return Err(Error::Cancelled);
@@ -396,6 +308,9 @@ impl Link {
                     (reply @ Reply::Refused { .. }, _) => Err(unexpected(reply)),
                     (reply, _) => Ok(Happening::Said(reply)),
                 };
+            }
+            if at.is_some_and(|at| ready[at]) {
+                self.send_written(cancel)?;
             }
             let Some(worker) = worker.as_deref_mut().filter(|_| ready.last() == Some(&true)) else {
                 continue;
@@ -470,32 +385,6 @@ fn result_of<T>(doing: JoinHandle<Result<T>>, cancel: Option<&Cancel>) -> Result
         thread::sleep(LOOK);
     }
     doing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-}
-
-/// Reads the large images of a round.
-fn read_large(dir: &Path, number: u32) -> Result<KnownImages> {
-    let mut known = KnownImages::new();
-    for (name, path) in images(dir)? {
-        let len = fs::metadata(&path).context(|| path.display().to_string())?.len();
-        if len >= MIN_COMPARED {
-            known.insert(name, (number, Earlier::read(&path)?));
-        }
-    }
-    Ok(known)
-}
-
-/// The images of a round that are not pages, by their names.
-fn images(dir: &Path) -> Result<Vec<(String, PathBuf)>> {
-    let listed = || dir.display().to_string();
-    let mut all = Vec::new();
-    for entry in fs::read_dir(dir).context(listed)? {
-        let entry = entry.context(listed)?;
-        let Ok(name) = entry.file_name().into_string() else { continue };
-        if is_image(&name) && entry.file_type().context(listed)?.is_file() {
-            all.push((name, entry.path()));
-        }
-    }
-    Ok(all)
 }
 
 /// How connections for pages are made.
@@ -591,8 +480,9 @@ pub(super) fn unexpected(reply: Reply) -> Error {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::io::Write;
+    use std::io::{Read, Write};
     use std::os::unix::net::{UnixListener, UnixStream};
+    use std::path::PathBuf;
     use std::sync::mpsc::channel;
 
     use super::*;
@@ -607,10 +497,15 @@ mod tests {
             let greeted = far.read(&mut bytes).and_then(|len| far.write_all(&bytes[..len]));
             while greeted.is_ok() && far.read(&mut bytes).is_ok_and(|len| len > 0) {}
         });
+        over(near, Some(limit))
+    }
+
+    /// A link over a connection.
+    pub(super) fn over(near: UnixStream, limit: Option<u64>) -> Link {
         let to = Peer { address: Address::Unix(PathBuf::new()), keys: None };
         let pages =
             PageConnections { to, token: String::new(), connections: 1, sets: AtomicU64::new(0) };
-        Link::over(Line::open(near.into()).unwrap(), pages, 0, Some(limit))
+        Link::over(Line::open(near.into()).unwrap(), pages, 0, limit)
     }
 
     #[test]
