@@ -161,19 +161,25 @@ fn drop_nulls(value: &mut Value) {
 }
 
 impl Spec {
-    /// Reads the configuration of a container; `None` if it is something else, which has no `ociVersion`.
+    /// Reads the configuration of a container; `None` if it is something else, which has neither an `ociVersion` nor a process
+    /// and a root.
     ///
     /// # Errors
-    /// If it is too large, or a runtime could read something else in it.
+    /// If it is too large or no JSON, or a runtime could read something else in it.
     pub fn parse(text: &[u8]) -> Result<Option<Self>, String> {
         if text.len() > MAX_SIZE {
             return Err(format!("it is over {MAX_SIZE} bytes"));
         }
         // Runtimes read no further than to the end of the first value.
         let first = serde_json::Deserializer::from_slice(text).into_iter::<Value>().next();
-        let Some(Ok(mut configuration)) = first else { return Ok(None) };
-        let mut keys = configuration.as_object().into_iter().flat_map(Map::keys);
-        if !keys.any(|key| fold(key) == fold(VERSION)) {
+        let first = first.unwrap_or_else(|| Err(serde::de::Error::custom("it is empty")));
+        // A runtime may read what this program cannot: names that are not UTF-8, for one.
+        let mut configuration = first.map_err(|error| format!("it is no JSON: {error}"))?;
+        let keys: Vec<&String> =
+            configuration.as_object().into_iter().flat_map(Map::keys).collect();
+        let has = |name: &str| keys.iter().any(|key| fold(key) == fold(name));
+        // runc asks for no version.
+        if !has(VERSION) && !(has("process") && has("root")) {
             return Ok(None);
         }
         drop_nulls(&mut configuration);
@@ -275,8 +281,22 @@ mod tests {
         let twice = with(r#","ociVersion":null}"#).unwrap_err();
         assert!(twice.contains("the key \"ociVersion\" appears twice"), "{twice}");
         assert!(parsed(r#"{"OciVersion":"1.0.2"}"#).unwrap_err().contains("OciVersion"));
-        for other in ["{}", "[]", "", "no", r#"{"auths":{"a":{},"A":{}}}"#] {
+        let bare = r#"{"process": {"noNewPrivileges": true}, "root": {"path": "rootfs"}}"#;
+        assert!(parsed(bare).unwrap().unwrap().process.no_new_privileges);
+        for other in ["{}", "[]", r#"{"process": {}}"#, r#"{"auths":{"a":{},"A":{}}}"#] {
             assert!(parsed(other).unwrap().is_none(), "{other}");
         }
+    }
+
+    /// Nobody takes the configuration of a container away by making it unreadable.
+    #[test]
+    fn what_cannot_be_read_is_not_taken_for_nothing() {
+        let lone = r#"{"hostname": "\ud800", "ociVersion": "1.0.2"}"#;
+        for text in ["", "no", "(00.000062) Version: 4.2", r#"{"ociVersion": "1.0.2","#, lone] {
+            let error = parsed(text).unwrap_err();
+            assert!(error.starts_with("it is no JSON: "), "{text}: {error}");
+        }
+        let no_text = b"{\"hostname\": \"\xff\", \"ociVersion\": \"1.0.2\"}";
+        assert!(Spec::parse(no_text).unwrap_err().starts_with("it is no JSON: "));
     }
 }

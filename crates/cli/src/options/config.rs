@@ -90,7 +90,8 @@ const SYSTEM: &str = "/etc";
 
 /// The options that a file from elsewhere may give: runtimes let the owner of a container
 /// name a file (`org.criu.config`), who may have written it as well. What opens files or
-/// sockets, runs programs, enters namespaces, names keys or whom to trust is not for it.
+/// sockets, runs programs, enters namespaces, leaves tasks in the caller's session with its
+/// terminal, names keys or whom to trust is not for it.
 const HARMLESS: &[&str] = &[
     "allow-uprobes",
     "auto-dedup",
@@ -111,7 +112,6 @@ const HARMLESS: &[&str] = &[
     "mntns-compat-mode",
     "orphan-pts-master",
     "pre-dump-mode",
-    "shell-job",
     "skip-in-flight",
     "store-tmpfs",
     "tcp-close",
@@ -208,12 +208,19 @@ fn may_say(line: &Line) -> Result<(), String> {
     if ![bare, &line.name].iter().any(|name| HARMLESS.contains(name)) {
         return Err(format!("{} counts only in files below {SYSTEM}", line.name));
     }
-    let mut places = line.value.iter().flat_map(|value| Path::new(value).components());
-    let plain = matches!((places.next(), places.next()), (Some(Component::Normal(_)), None));
-    if bare == "log-file" && !plain {
-        return Err(format!("in a file that is not below {SYSTEM}, log-file takes a mere name"));
+    if bare == "log-file" && !line.value.as_deref().is_some_and(is_name_of_log) {
+        let what = "log-file takes a mere name that ends in .log";
+        return Err(format!("in a file that is not below {SYSTEM}, {what}"));
     }
     Ok(())
+}
+
+/// Whether a path is the name of a log in the work directory: with Podman that is the bundle, whose other files a
+/// restore reads.
+fn is_name_of_log(path: &str) -> bool {
+    let mut places = Path::new(path).components();
+    matches!((places.next(), places.next()), (Some(Component::Normal(_)), None))
+        && path.ends_with(".log")
 }
 
 fn apply_lines(
@@ -431,10 +438,25 @@ mod tests {
                 assert!(error.contains("only in files below /etc"), "{error}");
             }
         }
-        for name in ["/tmp/x", "../x", "a/b", "..", "", "/"] {
+        for name in [
+            "/tmp/x",
+            "../x",
+            "a/b",
+            "..",
+            "",
+            "/",
+            "/x.log",
+            "../x.log",
+            "config.json",
+            "-",
+            "x.log/",
+        ] {
             let error = apply(&path, &format!("log-file \"{name}\"")).unwrap_err();
             assert!(error.contains("a mere name"), "{name}: {error}");
         }
+        // The session of whoever restores comes with its terminal.
+        let error = apply(&path, "tcp-established\nshell-job\n").unwrap_err();
+        assert!(error.contains("line 2: shell-job counts only in files below /etc"), "{error}");
         assert!(HARMLESS.iter().chain(EXTENSIONS).all(|name| Opt::find(name).is_some()));
 
         // Neither a link nor a detour makes it a file of the system.

@@ -10,13 +10,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::fs::FileType;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use torpor_engine::External;
 use torpor_engine::options::{
     CgroupMode, CgroupRoot, CpuCap, InheritFd, JoinNs, NetworkLock, PreDumpMode,
 };
 use torpor_images::proto::{
-    CriuCgMode, CriuNetworkLockMethod, CriuOpts, CriuPageServerInfo, CriuPreDumpMode,
+    self, CriuCgMode, CriuNetworkLockMethod, CriuOpts, CriuPageServerInfo, CriuPreDumpMode,
 };
 
 use crate::failure::Failure;
@@ -24,6 +25,8 @@ use crate::options::{Settings, apply_extension, apply_foreign_file};
 
 /// Where the log goes if a request does not say.
 const DEFAULT_LOG_FILE: &str = "criu.log";
+/// What the machine's administrator says for containers.
+const RUNC_CONFIG: &str = "/etc/criu/runc.conf";
 
 /// The files that a request names by numbers of the client's descriptors, or of those that it has passed on.
 #[derive(Debug)]
@@ -121,12 +124,28 @@ pub(super) fn apply(base: &Settings, opts: CriuOpts, client: &Client<'_>) -> Res
 }
 
 /// runc names /etc/criu/runc.conf in each request, whether it is there or not, or what the
-/// owner of the container says.
+/// owner of the container says. The machine's own counts all the same: nobody takes that away by naming another one.
 fn apply_config(settings: &mut Settings, file: &str) -> Result<(), Failure> {
-    if Path::new(file).exists() {
-        apply_foreign_file(settings, Path::new(file))?;
+    let all = [RUNC_CONFIG, file];
+    let named = if file == RUNC_CONFIG { &all[1..] } else { &all };
+    for file in named.iter().map(Path::new).filter(|file| file.exists()) {
+        apply_foreign_file(settings, file)?;
     }
     Ok(())
+}
+
+/// Refuses a directory in the place of a pipe. runc says of any descriptor that it is a pipe where a file among the images has it
+/// so, and before version 1.1.12 it had left one of this host's directories open for its children.
+fn check_pipe(inherited: &proto::InheritFd, fd: &OwnedFd) -> Result<(), Failure> {
+    let proto::InheritFd { key, fd: number } = inherited;
+    let kind = rustix::fs::fstat(fd).map(|stat| FileType::from_raw_mode(stat.st_mode));
+    match kind.map_err(|e| Failure::io(format_args!("inherit_fd {number}"), &e.into()))? {
+        FileType::Directory if key.contains("pipe:") => {
+            let text = format!("inherit_fd: descriptor {number} is a directory, and not {key}");
+            Err(Failure::invalid(text))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Overwrites `place` if the field is there.
@@ -332,6 +351,7 @@ fn take_over(job: &mut Job, opts: CriuOpts, client: &Client<'_>) -> Result<(), F
             return Err(out_of_range("inherit_fd.fd", inherited.fd, "a descriptor"));
         }
         let fd = client.passed_on("inherit_fd", inherited.fd)?;
+        check_pipe(&inherited, &fd)?;
         e.given.inherit_fd.push(InheritFd { fd, key: inherited.key });
     }
 
@@ -442,24 +462,27 @@ mod tests {
     use torpor_images::compress::Compression;
     use torpor_images::proto::CriuReq;
 
-    /// A request of runc's as it was recorded, with this process as the client.
-    fn recorded(name: &str) -> (CriuOpts, tempfile::TempDir, std::fs::File) {
+    /// A request of runc's as it was recorded, with this process as the client; its images, and what it has passed on.
+    fn recorded(name: &str) -> (CriuOpts, tempfile::TempDir, [std::fs::File; 2]) {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/requests");
         let packet = std::fs::read(dir.join(format!("runc-{name}.bin"))).unwrap();
         super::super::fields::check(&packet).unwrap();
         let mut opts = CriuReq::decode(packet.as_slice()).unwrap().opts.unwrap();
         let images = tempfile::tempdir().unwrap();
-        let opened = std::fs::File::open(images.path()).unwrap();
-        opts.images_dir_fd = opened.as_raw_fd();
-        opts.work_dir_fd = opts.work_dir_fd.map(|_| opened.as_raw_fd());
-        // Descriptors that this process has, in place of those that runc passed on.
-        opts.inherit_fd.iter_mut().for_each(|inherit| inherit.fd = opened.as_raw_fd());
+        let opened = [images.path(), Path::new("/dev/null")].map(|path| {
+            // Descriptors that this process has, in place of those that runc passed on.
+            std::fs::File::open(path).unwrap()
+        });
+        let [directory, null] = opened.each_ref().map(AsRawFd::as_raw_fd);
+        opts.images_dir_fd = directory;
+        opts.work_dir_fd = opts.work_dir_fd.map(|_| directory);
+        opts.inherit_fd.iter_mut().for_each(|inherit| inherit.fd = null);
         (opts, images, opened)
     }
 
     fn job(name: &str) -> Job {
         let (opts, _images, opened) = recorded(name);
-        let passed_on = [opened.as_raw_fd()];
+        let passed_on = opened.each_ref().map(AsRawFd::as_raw_fd);
         let client = Client::new(rustix::process::getpid().as_raw_pid(), &passed_on);
         apply(&Settings::default(), opts, &client).unwrap()
     }
@@ -467,13 +490,19 @@ mod tests {
     /// Whatever a file among the images has had runc ask for.
     #[test]
     fn nobody_gets_descriptors_that_were_not_passed_on() {
-        let (opts, _images, opened) = recorded("restore-pipes");
-        let client = Client::new(rustix::process::getpid().as_raw_pid(), &[0, 1, 2]);
-        let failure = apply(&Settings::default(), opts, &client).unwrap_err();
-        let number = opened.as_raw_fd();
-        let wanted =
-            format!("inherit_fd: descriptor {number} is none that the client has passed on");
-        assert_eq!(failure.text, wanted);
+        let (mut opts, _images, opened) = recorded("restore-pipes");
+        let [directory, null] = opened.each_ref().map(AsRawFd::as_raw_fd);
+        let refused = |opts: &CriuOpts, passed_on: &[i32]| {
+            let client = Client::new(rustix::process::getpid().as_raw_pid(), passed_on);
+            apply(&Settings::default(), opts.clone(), &client).unwrap_err().text
+        };
+        let wanted = format!("inherit_fd: descriptor {null} is none that the client has passed on");
+        assert_eq!(refused(&opts, &[0, 1, 2]), wanted);
+        // Nor directories for pipes.
+        opts.inherit_fd.iter_mut().for_each(|inherit| inherit.fd = directory);
+        let key = &opts.inherit_fd[0].key;
+        let wanted = format!("inherit_fd: descriptor {directory} is a directory, and not {key}");
+        assert_eq!(refused(&opts, &[directory]), wanted);
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod groups;
 mod leftovers;
 mod mounts;
 mod namespaces;
+mod options;
 mod parents;
 mod places;
 mod sockets;
