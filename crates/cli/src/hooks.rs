@@ -1,17 +1,15 @@
 //! What the program does when the engine calls back: action scripts, the pid file,
 //! the progress bar.
 
-use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use torpor_engine::{Context, Error, Event, Hooks, Result};
+use torpor_engine::{Context, Error, Event, Hooks, Result, work_file};
 use torpor_sys::process::signal_with_parent;
 
 use crate::options::Settings;
@@ -110,11 +108,9 @@ pub(crate) fn report_ready(status_fd: Option<Arc<OwnedFd>>) -> std::io::Result<(
 /// Writes `pid` to `path`, as other programs read it: digits and nothing else.
 ///
 /// # Errors
-/// If the file cannot be made or written.
+/// If the file cannot be made or written; if it is a link in a work directory, or no regular file there.
 pub(crate) fn write_pidfile(path: &Path, pid: i32) -> std::io::Result<()> {
-    let mut file =
-        File::options().write(true).create(true).truncate(true).mode(0o644).open(path)?;
-    write!(file, "{pid}")
+    write!(work_file::begin(path, 0o644)?, "{pid}")
 }
 
 /// A progress bar that only shows up when work takes long.

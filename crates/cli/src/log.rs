@@ -10,6 +10,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
+use torpor_engine::work_file;
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span;
@@ -87,26 +88,14 @@ impl Log {
     /// output.
     ///
     /// # Errors
-    /// If the file cannot be made: its directory is missing, or it is a link in a work directory.
+    /// If the file cannot be made: its directory is missing, or it is a link in a work directory, or no regular file there.
     pub(crate) fn to_file(&self, path: &Path) -> io::Result<()> {
-        use std::os::unix::fs::OpenOptionsExt;
-        if path == Path::new("-") {
-            self.set_target(Target::Stdout);
-            return Ok(());
-        }
-        // Somebody who can write to a work directory must not choose what root overwrites.
-        let in_work_dir = if path.is_relative() { libc::O_NOFOLLOW } else { 0 };
-        // Appending, so that lines of forked helpers do not overwrite each other.
-        let file = File::options()
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .custom_flags(libc::O_CLOEXEC | in_work_dir)
-            .open(path)?;
-        if file.metadata()?.is_file() {
-            file.set_len(0)?;
-        }
-        self.set_target(Target::File(file));
+        let target = match path == Path::new("-") {
+            true => Target::Stdout,
+            // Lines of forked helpers do not overwrite each other there.
+            false => Target::File(work_file::begin(path, 0o600)?),
+        };
+        self.set_target(target);
         Ok(())
     }
 

@@ -5,11 +5,12 @@
 mod sleeper;
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
-use sleeper::{WITHOUT_MOUNTS_OF_OTHERS, criu, wait_until};
+use sleeper::{Sleeper, WITHOUT_MOUNTS_OF_OTHERS, criu, wait_until};
 use tempfile::TempDir;
 use torpor_sys::process::{Status, wait};
 
@@ -117,4 +118,34 @@ fn each_object_is_named_with_what_becomes_of_it() {
     for words in ["Restoring descriptors", ": mapping ", " here"] {
         assert!(log.contains(words), "{words}: {log}");
     }
+}
+
+/// Whoever can write to the directory of the images neither chooses what root overwrites, nor has a restore wait.
+#[test]
+fn what_lies_in_a_work_directory_leads_nowhere() {
+    let task = Sleeper::start();
+    task.put_to_sleep(&[]);
+    let away = tempfile::tempdir().unwrap();
+    let kept = away.path().join("kept");
+    fs::write(&kept, "kept").unwrap();
+    let at = |name: &str| task.dir.path().join(name);
+    symlink(&kept, at("link")).unwrap();
+    symlink(away.path().join("new"), at("hanging")).unwrap();
+    symlink(away.path(), at("way")).unwrap();
+    fs::hard_link(&kept, at("same")).unwrap();
+    assert!(Command::new("mkfifo").arg(at("fifo")).status().unwrap().success());
+    for option in ["--pidfile", "--log-file"] {
+        for name in ["link", "hanging", "way/kept", "way/new", "same", "fifo"] {
+            let output = task.restore(&["-d", option, name]).output().unwrap();
+            let said =
+                String::from_utf8_lossy(&output.stderr).into_owned() + &task.log("restore.log");
+            let named = said.lines().any(|line| line.contains(&format!(" file {name}: ")));
+            assert!(!output.status.success() && named && !task.lives(), "{option} {name}: {said}");
+            assert_eq!(fs::read_to_string(&kept).unwrap(), "kept", "{option} {name}");
+            assert_eq!(fs::read_dir(away.path()).unwrap().count(), 1, "{option} {name}");
+        }
+    }
+    let restored = task.restore(&["-d", "--pidfile", "pid"]).status().unwrap();
+    assert!(restored.success() && task.lives(), "{}", task.log("restore.log"));
+    assert_eq!(fs::read_to_string(at("pid")).unwrap(), task.pid.to_string());
 }

@@ -41,6 +41,7 @@ mod tool;
 mod undo;
 mod verdict;
 mod waymark;
+pub mod work_file;
 
 pub use torpor_kernel::{oom, proc};
 

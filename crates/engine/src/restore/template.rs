@@ -9,6 +9,7 @@
 //! restore goes on without.
 
 use std::fs;
+use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ use crate::lazy;
 use crate::namespace::homes::RootSpaces;
 use crate::namespace::{Namespaces, NsKind};
 use crate::options::Options;
-use crate::{proc, support};
+use crate::{proc, support, work_file};
 
 /// How long a template may take to be taken hold of.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -69,7 +70,9 @@ pub fn keep(opts: &Options, file: &Path) -> Result<i32> {
     let images = lazy::id_of(&cx.images)?;
     let start = proc::stat(pid)?.start_time;
     let text = format!("{pid} {start} {images}\n{}", cx.parking.lines(&cx.tasks));
-    fs::write(file, text).context(|| file.display().to_string())?;
+    let written =
+        work_file::begin(file, 0o600).and_then(|mut file| file.write_all(text.as_bytes()));
+    written.context(|| file.display().to_string())?;
     let Some(husk) = cx.tasks[0].threads.pop() else { return Err(Error::Gone { pid }) };
     husk.leave_behind()?;
     tracing::info!("The template is process {pid}");
