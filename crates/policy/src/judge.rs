@@ -238,6 +238,7 @@ impl Rules {
             Ask::Group(id) => {
                 self.deny_id(IdKind::Group, *id, origin, passed).map(|why| ("groups.allow", why))
             }
+            Ask::FewerGroups(_) => self.deny_fewer_groups(origin, passed),
             Ask::Login(_) => {
                 let why = "the restoring program has one, and CAP_AUDIT_CONTROL is not given";
                 denied(self.login, passed.may_log_in(), why).map(|why| ("users.login", why))
@@ -481,6 +482,14 @@ impl Rules {
         let own = self.namespaces == Limit::Runtime && passed.spec.is_some() && !passed.shell_job;
         let why = "it has to have one of its own, and the caller has not said --shell-job";
         own.then(|| ("namespaces.require", why.to_owned()))
+    }
+
+    /// Who cannot change groups leaves none, either.
+    fn deny_fewer_groups(&self, origin: Origin, passed: &Passed) -> Option<Denial> {
+        let stays = self.groups == Limit::Runtime
+            && passed.spec.is_some()
+            && !passed.changes_ids(IdKind::Group, origin);
+        stays.then(|| ("groups.allow", "the calling runtime gives no CAP_SETGID".to_owned()))
     }
 
     fn deny_device(&self, device: Device, passed: &Passed) -> Option<String> {

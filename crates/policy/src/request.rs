@@ -67,6 +67,8 @@ pub enum Ask {
     User(u32),
     /// A group id of a thread, as this host would have it.
     Group(u32),
+    /// What keeps tasks in groups that the configuration puts them into is not there: files can be kept from a group.
+    FewerGroups(String),
     /// The user whom audit records name for a task, as this host would have it: another one than
     /// that of the restoring program.
     Login(u32),
@@ -396,7 +398,7 @@ impl Ask {
             Ask::NoNewPrivileges(_) => "no-new-privileges",
             Ask::Profile(_) => "lsm",
             Ask::User(_) | Ask::Login(_) => "users",
-            Ask::Group(_) => "groups",
+            Ask::Group(_) | Ask::FewerGroups(_) => "groups",
             Ask::HostNamespace(_)
             | Ask::CallersSession
             | Ask::Namespace { .. }
@@ -467,6 +469,7 @@ impl fmt::Display for Ask {
             Ask::Profile(None) => f.write_str("no security profile"),
             Ask::User(id) => write!(f, "user id {id}"),
             Ask::Group(id) => write!(f, "group id {id}"),
+            Ask::FewerGroups(text) => f.write_str(text),
             Ask::Login(id) => write!(f, "logged in as user id {id}"),
             Ask::HostNamespace(kind) => write!(f, "lives in this host's {kind} namespace"),
             Ask::CallersSession => f.write_str("stays in the session of whoever restores it"),

@@ -117,6 +117,10 @@ fn rows() -> Vec<(&'static str, Ask)> {
         ("the user and the group of the configuration", Ask::User(0)),
         ("another user", Ask::User(1000)),
         ("another group", Ask::Group(6)),
+        (
+            "a task that is not in a group of the configuration",
+            Ask::FewerGroups(text("is not in group 6")),
+        ),
         ("no seccomp filter", Ask::Seccomp(false)),
         ("a seccomp filter", Ask::Seccomp(true)),
         (
@@ -247,6 +251,7 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
         | Ask::ProgramFormat(_)
         | Ask::User(_)
         | Ask::Group(_)
+        | Ask::FewerGroups(_)
         | Ask::Use { .. }
         | Ask::Seccomp(_)
         | Ask::SystemCalls(_)

@@ -47,6 +47,10 @@ fn users_and_groups() {
          CAP_SETUID (foreign.users.allow)",
     ];
     const GROUP: &[&str] = &["and no CAP_SETGID (foreign.groups.allow)"];
+    const LEFT: &[&str] = &[
+        "core-1.img: task 1: is not in group 4711, where it belongs: the calling runtime gives no CAP_SETGID \
+         (foreign.groups.allow)",
+    ];
     let scratch = Scratch::new("images-users");
     let bundle = bundle_of(&scratch, COUNT);
     let bundle = bundle.configure(|config| {
@@ -73,6 +77,7 @@ fn users_and_groups() {
             ("root's files", |i| creds(i, |creds| creds.fsuid = 0), USER),
             ("root's group", |i| creds(i, |creds| creds.egid = 0), GROUP),
             ("the group of disks", |i| creds(i, |creds| creds.groups.push(6)), GROUP),
+            ("out of its own group", |i| creds(i, |creds| creds.groups.clear()), LEFT),
         ],
         |images| creds(images, |creds| creds.gid = 4711),
     );

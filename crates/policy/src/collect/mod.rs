@@ -62,6 +62,7 @@ pub fn collect(
     nested(&checkpoint.nested_users()?, &maps, &mut all);
     tasks::collect(checkpoint, passed, &maps, &mut all);
     tasks::sessions(checkpoint, &mut all);
+    tasks::groups_left(checkpoint, passed, &maps, &mut all)?;
     tasks::filters(checkpoint, passed, &mut all);
     limits::collect(checkpoint, passed, &mut all);
     uses::collect(checkpoint, settings.here, passed, &mut all)?;
@@ -81,7 +82,7 @@ pub fn collect(
     Ok(all.0)
 }
 
-/// What of [`collect`] belongs to no namespace, file system or network: sessions, system calls beyond the profile, limits, scheduling,
+/// What of [`collect`] belongs to no namespace, file system or network: sessions, groups that are left, system calls beyond the profile, limits, scheduling,
 /// what takes a capability, pipes and what waits in them, sockets (options, ports, peers, connections), objects of IPC namespaces,
 /// files in memory, devices that groups allow. And what no rule limits.
 /// It is cheap: a restore compares it with a plan that somebody else has read.
@@ -103,6 +104,7 @@ pub fn powers(
     let maps = user_namespace(checkpoint, passed, &mut Requests::default())?;
     sockets::peers(checkpoint, &maps, passed, &mut all)?;
     ports::collect(checkpoint, here, passed, &maps, &mut all)?;
+    tasks::groups_left(checkpoint, passed, &maps, &mut all)?;
     ipc::objects(checkpoint, passed, &maps, &mut all)?;
     files::memory_files(checkpoint, &maps, &mut all)?;
     groups::devices(checkpoint, passed, &mut all)?;

@@ -1,12 +1,15 @@
 //! What threads may do.
 
+use std::collections::BTreeSet;
+
 use torpor_images::kind;
 
 use super::checkpoint::{Checkpoint, KINDS, Maps, Requests, Task};
 use crate::credentials::Credentials;
+use crate::error::Result;
 use crate::given::GivenNamespace;
 use crate::namespace::{NsKind, NsSet};
-use crate::passed::Passed;
+use crate::passed::{IdKind, Passed};
 use crate::request::Ask;
 use crate::seccomp::GivenCalls;
 
@@ -68,6 +71,36 @@ pub(super) fn sessions(checkpoint: &Checkpoint<'_>, all: &mut Requests) {
     for task in checkpoint.tasks.iter().filter(stays) {
         all.add(kind::PSTREE.file_name(0), Some(task.pid), Ask::CallersSession);
     }
+}
+
+/// Threads that are not in all groups which the configuration puts them into, and user namespaces whose tasks may leave
+/// them.
+pub(super) fn groups_left(
+    checkpoint: &Checkpoint<'_>,
+    passed: &Passed,
+    maps: &Maps,
+    all: &mut Requests,
+) -> Result<()> {
+    let Some(spec) = &passed.spec else { return Ok(()) };
+    let given = spec.process.user.additional_gids.iter();
+    let given = given.filter_map(|&id| passed.outside(spec, IdKind::Group, id));
+    let given: BTreeSet<u32> = given.collect();
+    for task in checkpoint.tasks.iter().filter(|task| !task.zombie && !given.is_empty()) {
+        for (&thread, credentials) in task.threads.iter().zip(task.credentials) {
+            let further = credentials.iter().flat_map(|credentials| &credentials.further);
+            let has: BTreeSet<u32> = further.map(|&id| maps.group(id)).collect();
+            let left: Vec<_> = given.difference(&has).map(ToString::to_string).collect();
+            if credentials.is_some() && !left.is_empty() {
+                let text = format!("is not in group {}, where it belongs", left.join(", "));
+                all.add(kind::CORE.file_name(thread.into()), Some(thread), Ask::FewerGroups(text));
+            }
+        }
+    }
+    for user in checkpoint.nested_users()?.iter().filter(|user| !user.denies_groups) {
+        let text = format!("user namespace {} lets its tasks leave groups", user.number);
+        all.add(kind::USERNS.file_name(user.number.into()), None, Ask::FewerGroups(text));
+    }
+    Ok(())
 }
 
 /// What filters let through, and the profile of the configuration does not.
