@@ -92,16 +92,25 @@ impl Fanotify {
         })
     }
 
-    /// What is judged of it. Any program may have one that watches files, not mounts, whose events
-    /// carry no open files, and whose queue has an end.
+    /// Whether any program may have it: it watches files, not mounts, its events carry no open files, and its queue has an
+    /// end.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        let reports = self.flags & REPORTS_HANDLES != 0 && self.flags & !FOR_EVERYBODY == 0;
+        self.watches_files() && reports
+    }
+
+    fn watches_files(&self) -> bool {
+        self.marks.iter().all(|mark| matches!(mark.on, Marked::File { .. }))
+    }
+
+    /// What is judged of it.
     #[must_use]
     pub fn ask(&self) -> Ask {
-        let files = self.marks.iter().all(|mark| matches!(mark.on, Marked::File { .. }));
-        let plain = files && self.flags & REPORTS_HANDLES != 0 && self.flags & !FOR_EVERYBODY == 0;
         let (marks, flags) = (self.marks.len(), self.flags);
-        let what = if files { "files" } else { "files and mounts" };
+        let what = if self.watches_files() { "files" } else { "files and mounts" };
         let text = format!("file {} watches {marks} {what} (flags {flags:#x})", self.file);
-        Ask::Fanotify { text, plain }
+        Ask::Fanotify { text, plain: self.is_plain() }
     }
 }
 

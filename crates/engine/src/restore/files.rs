@@ -125,6 +125,12 @@ fn socket_owner(opener: &Opener<'_>) -> SocketOwner {
     SocketOwner::of(opener.tasks.first().map(|root| &root.image))
 }
 
+/// The user of this host that the root task is.
+fn user_of_tree(opener: &Opener<'_>) -> Option<u32> {
+    let (user, _) = opener.tasks.first()?.image.ids()?;
+    opener.id_maps.uid_outside(user)
+}
+
 impl Table<'_> {
     /// Lets every kind of file read and check its images, even those that no file needs:
     /// damage to them is damage.
@@ -192,13 +198,13 @@ impl Table<'_> {
             FileKind::Unix(end) => kinds.unix.open(&mut neighbours(cx, opened), end),
             FileKind::Eventfd(eventfd) => eventfd::open(eventfd),
             FileKind::Epoll(set) => kinds.epolls.open(set),
-            FileKind::Inotify(inotify) => kinds.inotify.open(inotify),
+            FileKind::Inotify(inotify) => kinds.inotify.open(inotify, user_of_tree(cx)),
             FileKind::Signalfd(signalfd) => signalfd::open(signalfd),
             FileKind::Packet(socket) => {
                 packet::open(cx.spaces, cx.id_maps, socket_owner(cx), file.id, socket)
             }
             FileKind::Terminal(end) => kinds.terminals.open(cx, end),
-            FileKind::Fanotify(group) => kinds.fanotify.open(group),
+            FileKind::Fanotify(group) => kinds.fanotify.open(group, user_of_tree(cx)),
             FileKind::Netlink(socket) => netlink::open(cx.spaces, cx.id_maps, file.id, socket),
             FileKind::Namespace(file) => ns_file::open(cx.spaces, file),
             FileKind::Userfaultfd(faults) => kinds.userfaultfds.open(cx.tasks, faults),

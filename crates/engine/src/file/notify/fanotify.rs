@@ -16,7 +16,7 @@ use torpor_policy::fanotify::{DECIDES, Fanotify, LOSES_NOTHING, Mark, Marked};
 use torpor_sys::notify::{fanotify_add, fanotify_init};
 
 use super::overflow;
-use super::{Sleeper, WatchHolder, WatchedInode, file_of, hex, open_target, own_path};
+use super::{Sleeper, WatchHolder, WatchedInode, file_of, hex, make_for, open_target, own_path};
 use crate::error::{Context, Result};
 use crate::file::description::{duplicate, set_status_flags};
 use crate::file::opener::{Opener, Temporary};
@@ -148,14 +148,16 @@ pub(crate) struct FanotifyRestorer {
 }
 
 impl FanotifyRestorer {
-    /// Opens a description.
+    /// Opens a description. One that any program may make counts for a user of this host, or else for whoever restores, and
+    /// tells no more than that user may know.
     ///
     /// # Errors
-    /// If `fanotify_init` is refused (it may need `CAP_SYS_ADMIN`), or a status flag.
-    pub(crate) fn open(&mut self, group: &Fanotify) -> Result<OwnedFd> {
+    /// If `fanotify_init` is refused (it may need `CAP_SYS_ADMIN`, and there is a limit of the user), or a status flag.
+    pub(crate) fn open(&mut self, group: &Fanotify, user: Option<u32>) -> Result<OwnedFd> {
         let what = || format!("fanotify_init({:#x}, {:#x})", group.flags, group.event_flags);
         // FAN_CLOEXEC would be shown as one of its flags.
-        let file = fanotify_init(group.flags, group.event_flags).context(what)?;
+        let make = || fanotify_init(group.flags, group.event_flags);
+        let file = make_for(user.filter(|_| group.is_plain()), make).context(what)?;
         rustix::io::fcntl_setfd(&file, FdFlags::CLOEXEC).context(what)?;
         set_status_flags(&file, group.status)?;
         self.made.push(group.clone());

@@ -11,7 +11,7 @@ use rustix::fs::{MemfdFlags, OFlags};
 use torpor_images::proto::{FdTypes, FileEntry, InotifyFileEntry, InotifyWdEntry};
 use torpor_policy::{Inotify, InotifyWatch};
 
-use super::{Sleeper, WatchHolder, WatchedInode, file_of, hex, open_target, own_path};
+use super::{Sleeper, WatchHolder, WatchedInode, file_of, hex, make_for, open_target, own_path};
 use crate::error::{Context, Error, Result};
 use crate::file::description::{duplicate, reopen, set_status_flags};
 use crate::file::opener::{Opener, Temporary};
@@ -116,12 +116,13 @@ pub(crate) struct InotifyRestorer {
 }
 
 impl InotifyRestorer {
-    /// Opens a description.
+    /// Opens a description, which counts for a user of this host, or else for whoever restores.
     ///
     /// # Errors
     /// If the kernel refuses to make one (a limit of the user), or its status flags.
-    pub(crate) fn open(&mut self, inotify: &Inotify) -> Result<OwnedFd> {
-        let file = init(CreateFlags::CLOEXEC).context(|| "inotify_init1".to_owned())?;
+    pub(crate) fn open(&mut self, inotify: &Inotify, user: Option<u32>) -> Result<OwnedFd> {
+        let made = make_for(user, || Ok(init(CreateFlags::CLOEXEC)?));
+        let file = made.context(|| "inotify_init1".to_owned())?;
         set_status_flags(&file, inotify.flags)?;
         self.made.push(inotify.clone());
         Ok(file)
@@ -216,6 +217,24 @@ fn overflow(inotify: &OwnedFd) -> std::io::Result<()> {
 mod tests {
     use super::*;
     use crate::file::testing::World;
+
+    /// Tasks take none of what this host's root may have, and no more than their own user may.
+    #[test]
+    fn instances_count_for_the_user_of_the_tasks() {
+        // One that nobody else is.
+        let user = 3_000_000_000 - std::process::id();
+        let make = || make_for(Some(user), || Ok(init(CreateFlags::CLOEXEC)?));
+        let limit = std::fs::read_to_string("/proc/sys/fs/inotify/max_user_instances").unwrap();
+        let limit: usize = limit.trim().parse().unwrap();
+        let held: Vec<OwnedFd> = (0..limit).map_while(|_| make().ok()).collect();
+        let inotify = Inotify { file: 1, flags: 0, watches: Vec::new(), overflow: false };
+        let open = |user| InotifyRestorer::default().open(&inotify, user);
+        let error = open(Some(user)).unwrap_err().to_string();
+        assert!(error.contains("inotify_init1: Too many open files"), "{} {error}", held.len());
+        open(None).unwrap();
+        drop(held);
+        open(Some(user)).unwrap();
+    }
 
     fn events(file: &OwnedFd) -> Vec<(i32, u32)> {
         let mut buffer = [0; 4096];

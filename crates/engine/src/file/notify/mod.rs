@@ -39,6 +39,13 @@ pub(crate) enum Sleeper {
     Fanotify(fanotify::MarksToAdd),
 }
 
+/// Makes a descriptor for `user`, an id of this host: the kernel counts it for whoever makes it, with all that it will
+/// watch, and whoever restores has limits of its own, as a rule those of this host's root.
+fn make_for<T>(user: Option<u32>, make: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
+    let (own, group) = (rustix::process::geteuid(), rustix::process::getegid());
+    torpor_sys::ipc::with_effective_ids(user.unwrap_or(own.as_raw()), group.as_raw(), make)
+}
+
 impl Sleeper {
     fn targets(&mut self) -> Vec<&mut OwnedFd> {
         match self {
