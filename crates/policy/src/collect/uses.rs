@@ -6,7 +6,7 @@
 //! | timers, with a descriptor or without | `capabilities.use`, if their clock wakes the host |
 //! | userfaultfd | `capabilities.use`, if it is for faults of the kernel or for forks |
 //! | io_uring | `capabilities.use`, where this host keeps it for some; buffers, of all instances together, are locked memory |
-//! | user namespaces below the root task's | `capabilities.use`, where this host keeps them for some (Debian) |
+//! | user namespaces below the root task's | `capabilities.use`, where this host keeps them for some (Debian, Ubuntu) |
 //! | locked mappings, pipes | `limits.raise`, above the limits |
 //! | mappings at the lowest addresses | `capabilities.use`, below `vm.mmap_min_addr` of this host |
 //! | limits, OOM score, `PR_SET_IO_FLUSHER` | `limits.raise` (`limits.rs`) |
@@ -38,6 +38,7 @@ use crate::path_file::PathFile;
 use crate::pipe::PipeContent;
 use crate::queued::{DataQueue, QueuedData};
 use crate::request::Ask;
+use crate::spec::Spec;
 use crate::terminal::Terminal;
 use crate::timers::Timerfd;
 use crate::userfaultfd::Userfaultfd;
@@ -51,13 +52,15 @@ const IO_URING: &str = "kernel/io_uring_disabled";
 const FAULTS: &str = "vm/unprivileged_userfaultfd";
 const LOWEST: &str = "vm/mmap_min_addr";
 const USER_NAMESPACES: &str = "kernel/unprivileged_userns_clone";
+/// Whether AppArmor keeps them for programs that have a profile (1).
+const NEEDS_PROFILE: &str = "kernel/apparmor_restrict_unprivileged_userns";
 /// The lowest address that everybody may map, as a rule (`CONFIG_DEFAULT_MMAP_MIN_ADDR` of distributions).
 pub const LOWEST_ADDRESS: u64 = 1 << 16;
 
 /// Whether a path below `/proc/sys` is that of a setting that is asked for.
 #[must_use]
 pub fn knows(path: &str) -> bool {
-    [PIPES, IO_URING, FAULTS, LOWEST, USER_NAMESPACES].contains(&path)
+    [PIPES, IO_URING, FAULTS, LOWEST, USER_NAMESPACES, NEEDS_PROFILE].contains(&path)
 }
 
 pub(super) fn collect(
@@ -85,7 +88,7 @@ pub(super) fn collect(
     }
     if let Some(user) = checkpoint.nested_users()?.first() {
         let image = kind::USERNS.file_name(user.number.into());
-        user_namespace(here).into_iter().for_each(|ask| all.add(&*image, None, ask));
+        user_namespace(here, passed).into_iter().for_each(|ask| all.add(&*image, None, ask));
     }
     let lowest = now(here, LOWEST).and_then(|text| text.parse().ok()).unwrap_or(LOWEST_ADDRESS);
     for task in checkpoint.tasks.iter().filter(|task| !task.zombie) {
@@ -125,9 +128,12 @@ fn of_file(entry: &FileEntry, here: Values<'_>) -> Vec<(String, u32)> {
 }
 
 /// A user namespace, where this host does not let everybody make one.
-fn user_namespace(here: Values<'_>) -> Option<Ask> {
-    // No kernel but Debian's has the setting.
-    let is_kept = now(here, USER_NAMESPACES).as_deref() == Some("0");
+fn user_namespace(here: Values<'_>, passed: &Passed) -> Option<Ask> {
+    let is = |name, value| now(here, name).as_deref() == Some(value);
+    let confined = passed.spec.as_ref().and_then(Spec::profile);
+    let has_profile = confined.is_some_and(|profile| profile != "unconfined");
+    // No kernels but Debian's and Ubuntu's have these settings.
+    let is_kept = is(USER_NAMESPACES, "0") || !has_profile && is(NEEDS_PROFILE, "1");
     let text = || "a user namespace, which this host keeps for some".to_owned();
     is_kept.then(|| Ask::Use { text: text(), capability: SYS_ADMIN })
 }
@@ -244,15 +250,30 @@ mod tests {
 
     #[test]
     fn user_namespaces_that_not_everybody_can_make() {
-        let asked = |value: Option<&str>| {
-            user_namespace(&|names: &[String]| {
-                assert_eq!(names, ["kernel/unprivileged_userns_clone"]);
-                vec![value.map(str::to_owned)]
-            })
+        let asked = |set: &str, value: Option<&str>, profile: &str| {
+            let spec = format!(
+                r#"{{"ociVersion": "1.0.2", "process": {{"apparmorProfile": "{profile}"}}}}"#
+            );
+            let spec = Spec::parse(spec.as_bytes()).unwrap();
+            let passed = Passed { spec, ..Passed::default() };
+            let of = |name: &String| value.filter(|_| name == set).map(str::to_owned);
+            user_namespace(&|names: &[String]| names.iter().map(of).collect(), &passed)
         };
-        assert_eq!([asked(None), asked(Some("1"))], [None, None]);
-        let ask = asked(Some("0")).unwrap();
-        assert!(matches!(ask, Ask::Use { capability: SYS_ADMIN, .. }), "{ask}");
-        assert!(knows(USER_NAMESPACES));
+        for (set, kept, free) in [
+            ("kernel/unprivileged_userns_clone", "0", "1"),
+            ("kernel/apparmor_restrict_unprivileged_userns", "1", "0"),
+        ] {
+            for profile in ["", "unconfined"] {
+                assert_eq!(
+                    [asked(set, None, profile), asked(set, Some(free), profile)],
+                    [None, None]
+                );
+                let ask = asked(set, Some(kept), profile).unwrap();
+                assert!(matches!(ask, Ask::Use { capability: SYS_ADMIN, .. }), "{ask}");
+            }
+            assert!(knows(set));
+        }
+        assert_eq!(asked(NEEDS_PROFILE, Some("1"), "container"), None);
+        assert!(asked(USER_NAMESPACES, Some("0"), "container").is_some());
     }
 }
