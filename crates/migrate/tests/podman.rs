@@ -466,12 +466,24 @@ fn what_podman_was_not_told_does_not_come() {
         pair.podman[0].expect_running("one");
     }
     assert_eq!(client.number(&["INCR", "kept"]), 1, "its client stays connected");
-    // Unchanged, it may come.
-    fs::write(&change, "").unwrap();
+    // What Podman's reader would put before the name of a file, and this one does not see, does not come. The file may.
+    fs::write(&change, format!("mkdir new; ln -s {away} new/link; {PREFIXED}")).unwrap();
     let output = pair.command("one", &["--mode", "stop-and-copy"]).env("PATH", &path).output();
     judge(&output.unwrap()).unwrap();
     assert!(pair.known_there().contains("one"));
+    assert_eq!(fs::read_to_string(victim.join("file")).unwrap(), "kept");
+    assert_eq!(pair.there(&["exec", "one", "cat", "/file"]).succeed(), "evil");
 }
+
+/// Makes an archive of the link `new/link`, and of a `file` with that as its prefix, in a format that nobody knows.
+const PREFIXED: &str = r#"tar cf whole new/link; head --bytes=512 whole >rootfs-diff.tar
+perl -e '
+    my @fields = ("file", "0000644", "0000000", "0000000", "00000000004", "00000000000", " " x 8, "0", "",
+        "ustar\0", "xx", "", "", "0000000", "0000000", "new/link", "");
+    my $head = pack("a100 a8 a8 a8 a12 a12 a8 a a100 a6 a2 a32 a32 a8 a8 a155 a12", @fields);
+    substr($head, 148, 8) = sprintf("%06o\0 ", unpack("%32C*", $head));
+    print $head, "evil", "\0" x (508 + 1024);
+' >>rootfs-diff.tar"#;
 
 /// What its configuration has Podman do is judged as that of a container of runc is: before anything is stopped.
 #[test]

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Component, Path, PathBuf};
 
-use tar::{Archive, Builder, Entry, EntryType};
+use tar::{Archive, Builder, Entry, EntryType, Header};
 
 use super::archive::{REMOVED, wrong};
 use crate::error::{Context, Result};
@@ -85,7 +85,7 @@ impl<'a> Changes<'a> {
         self.extras(&path, &mut entry, to)?;
         self.made.insert(path.clone(), kind == EntryType::Directory);
         let path = if path.as_os_str().is_empty() { PathBuf::from(".") } else { path };
-        let mut header = entry.header().clone();
+        let mut header = self.header(&path, entry.header())?;
         header.set_size(if kind == EntryType::Regular { entry.size() } else { 0 });
         match target {
             Some(target) => to.append_link(&mut header, path, target),
@@ -93,6 +93,28 @@ impl<'a> Changes<'a> {
             None => to.append_data(&mut header, path, std::io::empty()),
         }
         .context(what)
+    }
+
+    /// A header with what was read of one, and nothing else. Podman's reader takes bytes for the beginning of the name that
+    /// this one leaves alone, by the format that a header says it has.
+    fn header(&self, path: &Path, read: &Header) -> Result<Header> {
+        let what = || self.what.to_owned();
+        let kind = read.entry_type();
+        let mut header = Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_mode(read.mode().context(what)?);
+        header.set_uid(read.uid().context(what)?);
+        header.set_gid(read.gid().context(what)?);
+        header.set_mtime(read.mtime().context(what)?);
+        if matches!(kind, EntryType::Char | EntryType::Block) {
+            let major = read.device_major().context(what)?;
+            let (major, minor) = major
+                .zip(read.device_minor().context(what)?)
+                .ok_or_else(|| self.refused(path, "is a device without a number".to_owned()))?;
+            header.set_device_major(major).context(what)?;
+            header.set_device_minor(minor).context(what)?;
+        }
+        Ok(header)
     }
 
     /// Copies the further headers of an entry.
@@ -190,8 +212,6 @@ pub(crate) mod tests {
 
     use std::os::unix::fs::symlink;
 
-    use tar::Header;
-
     use super::*;
 
     /// An archive: names that end in `/` are directories, `a -> b` is a link, `a = b` a hard one.
@@ -200,6 +220,8 @@ pub(crate) mod tests {
         for entry in entries {
             let mut header = Header::new_gnu();
             header.set_mode(0o755);
+            header.set_uid(0);
+            header.set_gid(0);
             header.set_size(0);
             let (name, kind, target) = match (entry.split_once(" -> "), entry.split_once(" = ")) {
                 (Some((name, target)), _) => (name, EntryType::Symlink, target),
@@ -256,6 +278,42 @@ pub(crate) mod tests {
         // A volume may get what the image has there: all of its directories are in its archive.
         copied(None, &["./", "a/", "a/b"]).unwrap();
         assert!(copied(None, &["a/b"]).is_err());
+    }
+
+    /// Podman's reader puts a prefix before the name, in more formats than the one that has it.
+    #[test]
+    fn nothing_of_a_header_comes_that_was_not_read() {
+        const FORMAT: std::ops::Range<usize> = 257..265;
+        const PREFIX: std::ops::Range<usize> = 345..500;
+        for (format, expected) in
+            [(b"ustar\x0000", "d/x"), (b"ustar\0xx", "x"), (b"ustar  \0", "x"), (&[0; 8], "x")]
+        {
+            let mut header = Header::new_gnu();
+            header.set_entry_type(EntryType::Regular);
+            header.set_mode(0o4755);
+            header.set_uid(7);
+            header.set_gid(8);
+            header.set_mtime(9);
+            header.set_size(3);
+            header.set_path("x").unwrap();
+            header.as_mut_bytes()[FORMAT].copy_from_slice(format);
+            header.as_mut_bytes()[PREFIX.start] = b'd';
+            header.set_cksum();
+            let mut hostile = archive(&["d/", "d/d -> /etc"]);
+            hostile.truncate(1024);
+            let mut made = Builder::new(hostile);
+            made.append(&header, &b"new"[..]).unwrap();
+            let (mut copy, hostile) = (Vec::new(), made.into_inner().unwrap());
+            Changes::new("rootfs-diff.tar", None).copy(hostile.as_slice(), &mut copy).unwrap();
+            let mut read = Archive::new(copy.as_slice());
+            let entry = read.entries().unwrap().nth(2).unwrap().unwrap();
+            let header = entry.header();
+            assert_eq!(entry.path().unwrap(), Path::new(expected));
+            assert_eq!(header.as_bytes()[PREFIX], [0; 155], "{format:?}");
+            let numbers = [header.mode().unwrap().into(), header.mtime().unwrap()];
+            assert_eq!(numbers, [0o4755, 9]);
+            assert_eq!((header.uid().unwrap(), header.gid().unwrap(), entry.size()), (7, 8, 3));
+        }
     }
 
     #[test]
