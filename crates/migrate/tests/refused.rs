@@ -299,6 +299,25 @@ fn an_agent_that_is_told_to_end_before_it_hears_go_leaves_nothing() {
     }
 }
 
+/// What makes the tasks works in the files that come: runc makes mount points in them, as root. A source that changed them then
+/// could have it do that anywhere.
+#[test]
+fn nothing_changes_while_the_tasks_are_made() {
+    for mode in ["stop-and-copy", "pipelined"] {
+        let (here, mut there) = (Host::new(), Host::new());
+        there.start_agent();
+        let more = Fault::Add(r#"{"say":"settle"}"#);
+        let plan = Plan { fault: more, point: Point::Said("\"end\"") };
+        let paths = (here.path("proxy.socket"), there.path("agent.socket"));
+        let proxy = Proxy::start(paths.0, paths.1, Some(plan));
+        let counter = Counter::start(100, 1);
+        let to = format!("unix:{}", proxy.path.display());
+        let said = here.moves(counter.pid, mode, &to).unwrap_err();
+        assert!(said.contains("it says Settle out of turn"), "{mode}: {said}");
+        stays(&here, &there, &counter, mode);
+    }
+}
+
 /// The tasks run here, and nothing is left of it.
 fn stays(here: &Host, there: &Host, counter: &Counter, mode: &str) {
     assert_eq!(counter.running(), [(counter.pid, true)], "{mode}: {}", there.log());

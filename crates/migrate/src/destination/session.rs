@@ -147,12 +147,10 @@ impl Session<'_> {
 
     /// Does what the source says; whether that was the last of it.
     fn obey(&mut self, request: Request) -> Result<bool> {
-        let takes_rounds = match &self.restore {
-            None => true,
-            Some(restore) => restore.director.is_some() && self.waiting.is_none(),
-        };
+        // While the tasks are made, whoever makes them works in the files that come: runc makes mount points there as root.
+        let takes_more = !self.is_arriving && self.waiting.is_none();
         match (request, &mut self.round, &mut self.restore) {
-            (Request::Round { number, kind }, None, _) if takes_rounds => {
+            (Request::Round { number, kind }, None, _) if takes_more => {
                 self.begin_round(number, kind)?;
             }
             (Request::File { name, len, since }, Some(round), _) => {
@@ -166,9 +164,9 @@ impl Session<'_> {
             (Request::End { number }, Some(round), _) if round.number == number => {
                 self.end_round()?;
             }
-            (Request::Tree { number }, ..) => self.tree = number,
-            (Request::Change(change), ..) => self.change(*change)?,
-            (Request::Settle, ..) => {
+            (Request::Tree { number }, ..) if takes_more => self.tree = number,
+            (Request::Change(change), ..) if takes_more => self.change(*change)?,
+            (Request::Settle, ..) if takes_more => {
                 self.place.trees.iter_mut().try_for_each(Replica::finish)?;
                 self.line.say(&Reply::Settled)?;
             }

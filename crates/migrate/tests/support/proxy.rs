@@ -27,6 +27,8 @@ pub enum Fault {
     HangLink,
     KillSource,
     KillAgent,
+    /// The source says something more, after the message.
+    Add(&'static str),
 }
 
 /// At which point of the work.
@@ -195,6 +197,12 @@ impl Proxy {
                 break;
             }
             self.strike_at(number, true);
+            if let Some(Plan { fault: Fault::Add(more), .. }) =
+                self.plan.filter(|plan| counted && plan.is_at(&text))
+            {
+                let len = u32::try_from(more.len()).unwrap().to_le_bytes();
+                to.write_all(&[&[1, 0, 0, 0][..], &len, more.as_bytes()].concat()).unwrap();
+            }
             if text.contains("\"joined\"") || text.contains("\"join\"") {
                 // What follows are pages.
                 let is_short =
@@ -290,7 +298,9 @@ impl Proxy {
         let (Some(plan), Some(at)) = (self.plan, *call) else { return };
         let whose = match plan.fault {
             Fault::KillAgent => there.agent.as_ref().map(Child::id),
-            Fault::KillSource | Fault::CutLink | Fault::HangLink => Some(migration.id()),
+            Fault::KillSource | Fault::CutLink | Fault::HangLink | Fault::Add(_) => {
+                Some(migration.id())
+            }
         };
         let worker = whose.and_then(|whose| descendant(whose, torpor_worker::COMMAND));
         if let Some(worker) = worker {
@@ -311,12 +321,15 @@ impl Proxy {
             }
             Fault::KillAgent => there.stop_agent(),
             Fault::CutLink => self.cut(),
-            Fault::HangLink => {}
+            Fault::HangLink | Fault::Add(_) => {}
         }
     }
 
     /// It is time: waits until it has been done.
     fn strike(&self) {
+        if self.plan.is_some_and(|plan| matches!(plan.fault, Fault::Add(_))) {
+            return;
+        }
         if self.plan.is_some_and(|plan| plan.fault == Fault::HangLink) {
             self.struck.store(true, Ordering::SeqCst);
             while !self.over.load(Ordering::SeqCst) {
