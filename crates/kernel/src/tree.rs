@@ -13,8 +13,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    CWD, Dir, Mode, OFlags, ResolveFlags, fgetxattr, flistxattr, mkdirat, openat, openat2,
-    readlinkat,
+    AtFlags, CWD, Dir, Mode, OFlags, ResolveFlags, fgetxattr, flistxattr, mkdirat, openat, openat2,
+    readlinkat, unlinkat,
 };
 use rustix::io::{Errno, Result};
 use rustix::process::geteuid;
@@ -156,6 +156,42 @@ fn made_dir(parent: impl AsFd, own: &OsStr) -> Result<File> {
     // "." and ".." are in each.
     let is_empty = Dir::read_from(&dir)?.take(3).collect::<Result<Vec<_>>>()?.len() < 3;
     if is_own && is_empty { Ok(dir) } else { Err(Errno::NOENT) }
+}
+
+/// Removes what has a name in a directory, and all below it; none of it need be there. What is mounted is somebody else's.
+///
+/// # Errors
+/// `EXDEV` or `EBUSY` if something is mounted there, and that stays; see unlinkat(2).
+pub fn remove(parent: &File, own: &OsStr) -> Result<()> {
+    match unlinkat(parent, own, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::ISDIR) => {}
+        Err(errno) => return Err(errno),
+    }
+    empty(&open(parent, Path::new(own), OFlags::RDONLY | OFlags::DIRECTORY)?.into())?;
+    unlinkat(parent, own, AtFlags::REMOVEDIR)
+}
+
+/// The same of what is at a path.
+///
+/// # Errors
+/// As [`remove`]; if the directory that it is in cannot be opened.
+pub fn remove_at(path: &Path) -> Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let parent = openat(CWD, path.parent().ok_or(Errno::INVAL)?, flags, Mode::empty())?;
+    remove(&parent.into(), path.file_name().ok_or(Errno::INVAL)?)
+}
+
+/// Removes all that is in a directory, as [`remove`] does.
+///
+/// # Errors
+/// As [`remove`].
+pub fn empty(dir: &File) -> Result<()> {
+    let names = Dir::read_from(dir)?.map(|entry| entry.map(|entry| entry.file_name().to_owned()));
+    let names: Vec<_> = names.collect::<Result<_>>()?;
+    let mut all =
+        names.iter().map(|name| name.to_bytes()).filter(|name| ![&b"."[..], b".."].contains(name));
+    all.try_for_each(|name| remove(dir, OsStr::from_bytes(name)))
 }
 
 /// Lists a directory of a tree, which has this name there. What goes away meanwhile is left out, and what is
@@ -366,6 +402,22 @@ mod tests {
         assert!(made_dir(&top, own).is_ok(), "nobody can tell it from the one that was made");
         chown(&path, Some(1), None).unwrap();
         assert_eq!(made_dir(&top, own).unwrap_err(), Errno::NOENT);
+    }
+
+    #[test]
+    fn what_is_mounted_is_not_removed() {
+        let (place, root, _) = scene();
+        let (outside, at) = (place.path().join("outside"), root.join("dir/mount"));
+        fs::create_dir(&at).unwrap();
+        rustix::mount::mount_bind(&outside, &at).unwrap();
+        let removed = remove_at(&root);
+        let is_kept = outside.join("file").exists();
+        rustix::mount::unmount(&at, rustix::mount::UnmountFlags::DETACH).unwrap();
+        assert_eq!((removed, is_kept), (Err(Errno::XDEV), true));
+        symlink(&outside, root.join("link")).unwrap();
+        remove_at(&root).unwrap();
+        assert!(!root.exists() && outside.join("file").exists());
+        remove_at(&root).unwrap();
     }
 
     #[test]

@@ -203,8 +203,7 @@ pub(crate) fn prune(
     let removed = removed.into_iter().map(look).collect::<Result<Vec<_>>>()?;
     // Also what was to be removed before, and was not in the end.
     for name in names(&dir)?.iter().filter(|name| is_removed(name)) {
-        let path = dir.join(name);
-        fs::remove_dir_all(&path).context(|| path.display().to_string())?;
+        runtime::clear_bundle(&dir.join(name))?;
     }
     Ok(removed)
 }

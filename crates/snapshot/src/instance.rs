@@ -11,6 +11,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, mkdirat, openat, open
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use serde_json::{Value, json};
+use torpor_kernel::tree;
 use torpor_worker::tell;
 
 use crate::bundle::Bundle;
@@ -239,7 +240,7 @@ pub fn release(dir: &Path) -> u64 {
     let _ = unmount(dir.join("rootfs"), UnmountFlags::DETACH);
     let size = size_of(dir);
     // Nothing depends on what cannot be removed; `gc` tries again.
-    let _ = fs::remove_dir_all(dir);
+    let _ = tree::remove_at(dir);
     size
 }
 

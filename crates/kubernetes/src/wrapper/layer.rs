@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use torpor_kernel::mountinfo::{self, Mount};
+use torpor_kernel::tree;
 use torpor_snapshot::changes::{self, SetId};
 
 use super::sealed::Archives;
@@ -127,10 +128,11 @@ pub(super) fn empty(dir: &Path) -> Result<()> {
     empty_but(dir, "")
 }
 
-/// Removes what is in a directory, but for one name.
+/// Removes what is in a directory, but for one name. What is mounted there is not the pod's own: where runc was killed that made
+/// mount points, volumes of the node may be.
 ///
 /// # Errors
-/// If something cannot be removed.
+/// If something is mounted there, or cannot be removed.
 pub(super) fn empty_but(dir: &Path, but: &str) -> Result<()> {
     let shown = || dir.display().to_string();
     for entry in fs::read_dir(dir).context(shown)? {
@@ -138,12 +140,7 @@ pub(super) fn empty_but(dir: &Path, but: &str) -> Result<()> {
         if entry.file_name() == but {
             continue;
         }
-        let kind = entry.file_type().context(shown)?;
-        let removed = match kind.is_dir() {
-            true => fs::remove_dir_all(entry.path()),
-            false => fs::remove_file(entry.path()),
-        };
-        removed.context(|| entry.path().display().to_string())?;
+        tree::remove_at(&entry.path()).context(|| entry.path().display().to_string())?;
     }
     Ok(())
 }

@@ -11,6 +11,7 @@ use std::path::Path;
 
 use rustix::fs::{XattrFlags, getxattr, setxattr};
 use rustix::io::Errno;
+use torpor_kernel::tree;
 use torpor_snapshot::changes::SetId;
 
 use super::bundle::Volume;
@@ -88,7 +89,7 @@ impl Filled {
         }
         for dir in self.volumes.iter().map(|volume| volume.dir.join(ASIDE)) {
             if is_dir(&dir) {
-                fs::remove_dir_all(&dir).context(|| dir.display().to_string())?;
+                tree::remove_at(&dir).context(|| dir.display().to_string())?;
             }
         }
         Ok(())

@@ -8,9 +8,9 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, Uid,
-    XattrFlags, chmodat, chownat, fchmod, fchown, fremovexattr, fsetxattr, ftruncate, futimens,
-    linkat, mknodat, openat, symlinkat, unlinkat, utimensat,
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, Uid, XattrFlags,
+    chmodat, chownat, fchmod, fchown, fremovexattr, fsetxattr, ftruncate, futimens, linkat,
+    mknodat, openat, symlinkat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -98,7 +98,7 @@ impl Replica {
             }
             Change::Remove { name } => {
                 let (parent, own) = self.parent(&name)?;
-                remove(&parent, own)
+                tree::remove(&parent, own)
             }
             Change::Write { .. } => Ok(()),
         }
@@ -303,24 +303,6 @@ fn clear(parent: &File, own: &OsStr) -> Result<(), Errno> {
         Err(Errno::NOENT) => Ok(()),
         done => done,
     }
-}
-
-/// Removes something, and all below it; none of it need be there.
-fn remove(parent: &File, own: &OsStr) -> Result<(), Errno> {
-    match unlinkat(parent, own, AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => return Ok(()),
-        Err(Errno::ISDIR) => {}
-        Err(errno) => return Err(errno),
-    }
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-    let directory = File::from(tree::open(parent, Path::new(own), flags)?);
-    let names: Vec<_> = Dir::read_from(&directory)?
-        .map(|entry| entry.map(|entry| entry.file_name().to_owned()))
-        .collect::<Result<_, Errno>>()?;
-    for name in names.iter().filter(|name| !matches!(name.to_bytes(), b"." | b"..")) {
-        remove(&directory, OsStr::from_bytes(name.to_bytes()))?;
-    }
-    unlinkat(parent, own, AtFlags::REMOVEDIR)
 }
 
 #[cfg(test)]

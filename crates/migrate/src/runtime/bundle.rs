@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 use serde_json::Value;
-use torpor_kernel::cgroup;
+use torpor_kernel::{cgroup, tree};
 
 use crate::error::{Context, Error, Result};
 use crate::record::{make_private, new_id};
@@ -57,10 +57,8 @@ pub(super) fn make(dir: &Path, id: &str, config: &str, terms: Terms) -> Result<P
     fs::write(bundle.join(CAME), "").context(shown)?;
     if terms.rootfs {
         let root = own_root(&bundle);
-        if root.exists() {
-            // Of a container that has moved on.
-            fs::remove_dir_all(&root).context(|| root.display().to_string())?;
-        }
+        // Of a container that has moved on.
+        clear(&root)?;
         fs::create_dir(&root).context(|| root.display().to_string())?;
         config["root"]["path"] = Value::from(root.display().to_string());
     }
@@ -157,14 +155,24 @@ pub fn remove(dir: &Path, id: &str) {
         return;
     }
     let former = fs::read_to_string(bundle.join(FORMER));
-    let removed = fs::remove_dir_all(&bundle);
-    let done = removed.and_then(|()| match former {
-        Ok(former) => fs::rename(dir.join(former), &bundle),
+    let done = clear(&bundle).and_then(|()| match former {
+        Ok(former) => {
+            fs::rename(dir.join(former), &bundle).context(|| bundle.display().to_string())
+        }
         Err(_) => Ok(()),
     });
     if let Err(error) = done {
-        tracing::warn!("{}: {error}", bundle.display());
+        tracing::warn!("{error}");
     }
+}
+
+/// Removes a bundle or a part of it, which need not be there. While runc makes mount points for a container, all is mounted in
+/// there that the container gets of this host; if runc is killed then, it stays so. None of that is removed.
+///
+/// # Errors
+/// If something is mounted there, or cannot be removed.
+pub(crate) fn clear(path: &Path) -> Result<()> {
+    tree::remove_at(path).context(|| format!("remove {}", path.display()))
 }
 
 /// The container keeps the name of its cgroup, if there is none of that name here: its limits are for it alone.
@@ -303,6 +311,26 @@ mod tests {
         }
         assert_ne!(chosen("/").unwrap(), "/");
         assert_ne!(chosen(".").unwrap(), ".");
+    }
+
+    /// runc has shown the container files of this host in there, and was killed.
+    #[test]
+    fn what_is_mounted_in_a_bundle_is_not_removed_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let (bundles, data) = (dir.path().join("bundles"), dir.path().join("data"));
+        fs::create_dir(&data).unwrap();
+        fs::write(data.join("precious"), "").unwrap();
+        let terms = Terms { hooks: false, rootfs: true };
+        let made = || make(&bundles, "one", r#"{"root":{"path":"/not/here"}}"#, terms).unwrap();
+        let place = own_root(&made()).join("data");
+        fs::create_dir(&place).unwrap();
+        rustix::mount::mount_bind(&data, &place).unwrap();
+        remove(&bundles, "one");
+        let is_kept = data.join("precious").exists();
+        rustix::mount::unmount(&place, rustix::mount::UnmountFlags::DETACH).unwrap();
+        assert!(is_kept);
+        remove(&bundles, "one");
+        assert!(data.join("precious").exists() && !bundles.join("one").exists());
     }
 
     #[test]

@@ -24,10 +24,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use self::archive::Adaptation;
-pub(crate) use self::bundle::own_root;
 pub use self::bundle::{
     Terms, has_come, leave as leave_bundle, lock as lock_bundles, remove as remove_bundle,
 };
+pub(crate) use self::bundle::{clear as clear_bundle, own_root};
 use self::conmon::Conmon;
 pub use self::conmon::{NAME as CONMON, run as conmon};
 pub use self::idle::serve as idle;
