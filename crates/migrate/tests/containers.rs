@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
+use support::proxy::{Fault, Plan, Point, Proxy};
 use support::{Host, judge, torpor, wait_until};
 use tempfile::TempDir;
 
@@ -325,6 +326,27 @@ fn what_a_container_has_left_there_stays() {
     assert!(there.log().contains(left[0].to_str().unwrap()), "{}", there.log());
     container.says(1, "exec", &[&container.id, "test", "!", "-e", "/precious"]);
     container.says(1, "delete", &["--force", &container.id]);
+}
+
+/// Another host would have it made by a bundle of its own.
+#[test]
+fn a_container_comes_once_at_a_time() {
+    let container = Container::start(|_| {});
+    let (here, there) = (Host::new(), container.agent());
+    let plan = Plan { fault: Fault::HangLink, point: Point::Said("\"ready\"") };
+    let paths = (here.path("proxy.socket"), there.path("agent.socket"));
+    let proxy = Proxy::start(paths.0, paths.1, Some(plan));
+    let root = container.roots[0].display().to_string();
+    let to = format!("unix:{}", proxy.path.display());
+    let args = [&container.id, "--runtime-root", &root, "--patience", "3600", &to];
+    let mut first = here.migrate(&args).stderr(Stdio::null()).spawn().unwrap();
+    wait_until("the first one has begun", || proxy.seen().struck);
+    let error = container.moves(&Host::new(), "stop-and-copy", &there.address).unwrap_err();
+    assert!(error.contains("is on its way to this host with another migration"), "{error}");
+    proxy.end();
+    assert!(!first.wait().unwrap().success());
+    wait_until("the agent notices", || there.phases("destination") == ["stayed"]);
+    container.moves(&Host::new(), "stop-and-copy", &there.address).unwrap();
 }
 
 /// What `torpor agent` says of bundles at a host: their names, and what has become of their containers.

@@ -5,6 +5,7 @@
 
 mod alone;
 mod audit;
+mod coming;
 mod director;
 mod identity;
 mod joining;
@@ -31,6 +32,7 @@ use torpor_tls::callers::{Caller, Callers};
 use torpor_worker::tell;
 
 use self::alone::Alone;
+use self::coming::Coming;
 use self::joining::Waiting;
 use self::lines::OpenLines;
 use crate::cancel::Cancel;
@@ -116,6 +118,7 @@ pub(crate) struct Agent {
     connections: AtomicUsize,
     callers: Arc<Callers>,
     lines: Arc<OpenLines>,
+    coming: Coming,
     /// Whether somebody has told it to end.
     is_ending: AtomicBool,
 }
@@ -158,6 +161,7 @@ impl Agent {
             connections,
             callers,
             lines,
+            coming: Coming::default(),
             is_ending: AtomicBool::new(false),
         }))
     }

@@ -5,6 +5,7 @@ use std::sync::mpsc::{self, Receiver};
 
 use torpor_kernel::tree::Tree;
 
+use super::coming::Claim;
 use super::joining::{Joined, Set, Waiting};
 use super::{Agent, audit, volume};
 use crate::error::{Context, Error, Result};
@@ -65,6 +66,7 @@ pub(super) struct Reservation<'a> {
     pub base: Option<Base>,
     /// Trees of files that come along: its root file system, its volumes.
     pub trees: Vec<Replica>,
+    _claim: Claim<'a>,
 }
 
 impl<'a> Reservation<'a> {
@@ -97,6 +99,7 @@ impl<'a> Reservation<'a> {
             is_lazy: begin.is_lazy,
         };
         judge_arrival(agent, &begin, &here)?;
+        let claim = agent.coming.claim(&begin)?;
         let token = new_id()?;
         let mut ledger = Ledger::create(&agent.settings.state_dir, Side::Destination, record)?;
         let work = WorkDir::create(agent.settings.work_dir.join(&begin.id));
@@ -108,7 +111,8 @@ impl<'a> Reservation<'a> {
         let waiting = Waiting { id, origin, rounds, carrier: None, connections, set };
         agent.joining().insert(token.clone(), waiting);
         let (base, trees) = (None, Vec::new());
-        let mut place = Self { agent, begin, token, joined, ledger, work, base, trees };
+        let mut place =
+            Self { agent, begin, token, joined, ledger, work, base, trees, _claim: claim };
         if let Err(error) = place.make_base().and_then(|()| place.make_volumes()) {
             place.ledger.conclude(Phase::Stayed);
             volume::remove_all(place.ledger.record(), &agent.settings);

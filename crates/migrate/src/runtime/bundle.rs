@@ -43,7 +43,14 @@ pub(super) fn make(dir: &Path, id: &str, config: &str, terms: Terms) -> Result<P
         .map_err(|error| Error::Protocol(format!("configuration of {id}: {error}")))?;
     judge(&config, id, terms)?;
     if !terms.rootfs {
-        find_root(&mut config, id)?;
+        let root = find_root(&mut config, id)?;
+        // What lies in its bundle counts as its own.
+        if dir.canonicalize().is_ok_and(|dir| root.starts_with(dir)) {
+            return Err(Error::refused_with(
+                format!("the root file system of container {id} is what another one has left here"),
+                "torpor migrate --with-rootfs",
+            ));
+        }
     }
     choose_cgroup(&mut config, id)?;
     let _lock = lock(dir)?;
@@ -109,7 +116,7 @@ pub fn leave(bundle: &Path) {
 }
 
 /// The root file system is a directory here, and is named by where that really is.
-fn find_root(config: &mut Value, id: &str) -> Result<()> {
+fn find_root(config: &mut Value, id: &str) -> Result<PathBuf> {
     let root = PathBuf::from(config["root"]["path"].as_str().unwrap_or_default());
     let found = root.canonicalize().ok().filter(|found| root.is_absolute() && found.is_dir());
     let Some(found) = found else {
@@ -119,7 +126,7 @@ fn find_root(config: &mut Value, id: &str) -> Result<()> {
         ));
     };
     config["root"]["path"] = Value::from(found.display().to_string());
-    Ok(())
+    Ok(found)
 }
 
 /// Whether the configuration of container `id` says to its runtime what it says here, and what runs on this host by it
@@ -311,6 +318,25 @@ mod tests {
         }
         assert_ne!(chosen("/").unwrap(), "/");
         assert_ne!(chosen(".").unwrap(), ".");
+    }
+
+    /// A host could otherwise read what the container of another one had, by the name of that.
+    #[test]
+    fn what_a_container_has_left_is_no_root_of_another_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let bundles = dir.path().join("bundles");
+        let make = |id: &str, root: &Path, rootfs: bool| {
+            let config = format!(r#"{{"root":{{"path":"{}"}}}}"#, root.display());
+            make(&bundles, id, &config, Terms { hooks: false, rootfs })
+        };
+        let root = own_root(&make("one", Path::new("/not/here"), true).unwrap());
+        leave(&bundles.join("one"));
+        std::os::unix::fs::symlink(&root, dir.path().join("link")).unwrap();
+        for (id, root) in [("one", root.clone()), ("two", root), ("one", dir.path().join("link"))] {
+            let error = make(id, &root, false).unwrap_err();
+            assert!(error.to_string().contains("has left here"), "{error}");
+        }
+        make("one", dir.path(), false).unwrap();
     }
 
     /// runc has shown the container files of this host in there, and was killed.

@@ -1,0 +1,106 @@
+//! What two migrations that come in at a time may not both bring: a container, a volume. Of the container of one host another
+//! one could otherwise make the bundle, or fill the volume.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::error::{Error, Result};
+use crate::wire::message::{Begin, Subject};
+
+/// Containers and volumes that are on their way.
+#[derive(Debug, Default)]
+pub(super) struct Coming(Mutex<Vec<PathBuf>>);
+
+/// What one migration brings, for as long as this is there.
+#[derive(Debug)]
+pub(super) struct Claim<'a> {
+    all: &'a Coming,
+    own: Vec<PathBuf>,
+}
+
+impl Coming {
+    /// Claims what is announced.
+    ///
+    /// # Errors
+    /// If another migration brings it, or a volume that is in one of these, or has one of these in it.
+    pub(super) fn claim(&self, begin: &Begin) -> Result<Claim<'_>> {
+        let mut own = begin.volumes.clone();
+        if let Subject::Container { id, .. } = &begin.subject {
+            // Volumes have whole paths.
+            own.push(PathBuf::from(id));
+        }
+        let mut all = self.all();
+        let is_claimed =
+            |path: &&PathBuf| all.iter().any(|it| it.starts_with(path) || path.starts_with(it));
+        if let Some(path) = own.iter().find(is_claimed) {
+            return Err(Error::refused_with(
+                format!("{} is on its way to this host with another migration", what(path)),
+                "wait for the end of that one: torpor agent status",
+            ));
+        }
+        all.extend(own.iter().cloned());
+        drop(all);
+        Ok(Claim { all: self, own })
+    }
+
+    fn all(&self) -> MutexGuard<'_, Vec<PathBuf>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn what(path: &Path) -> String {
+    let kind = if path.is_absolute() { "volume" } else { "container" };
+    format!("{kind} {}", path.display())
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.all.all().retain(|path| !self.own.contains(path));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::host::Host;
+    use crate::runtime::Runtime;
+
+    fn begin(id: &str, volumes: &[&str]) -> Begin {
+        let (id, config) = (id.to_owned(), String::new());
+        Begin {
+            id: "one".to_owned(),
+            host: Host::this(),
+            subject: Subject::Container { runtime: Runtime::Runc, id, config },
+            build_after: 0,
+            is_lazy: false,
+            ignore_cpu: false,
+            with_rootfs: true,
+            volumes: volumes.iter().map(PathBuf::from).collect(),
+            connections: 1,
+            patience: 10,
+        }
+    }
+
+    #[test]
+    fn what_one_migration_brings_no_other_one_does() {
+        let coming = Coming::default();
+        let first = coming.claim(&begin("web", &["/srv/web", "/srv/web/in"])).unwrap();
+        let other = coming.claim(&begin("db", &["/srv/webs"])).unwrap();
+        for (id, volumes, what) in [
+            ("web", &[][..], "container web"),
+            ("new", &["/srv/web"], "volume /srv/web "),
+            ("new", &["/srv/web/plugins"], "volume /srv/web/plugins"),
+            ("new", &["/srv/else", "/srv"], "volume /srv "),
+        ] {
+            let error = coming.claim(&begin(id, volumes)).unwrap_err().to_string();
+            assert!(error.starts_with(what), "{error}");
+        }
+        drop(first);
+        let again = coming.claim(&begin("web", &["/srv/web"])).unwrap();
+        assert!(coming.claim(&begin("db", &[])).is_err());
+        drop((again, other));
+        assert!(coming.all().is_empty());
+    }
+}
