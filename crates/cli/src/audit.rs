@@ -51,6 +51,9 @@ pub fn commands() -> impl Iterator<Item = clap::Command> {
             "Instead of images, judge what the configuration of the bundle has a runtime do \
                      before it restores: root file system, mounts, control group; without --bundle, \
                      only whether there are such options, and policy and keys can be read",
+        ))
+        .arg(Arg::new("restarts").long("restarts").action(ArgAction::SetTrue).help(
+            "With --no-images, judge as well what the container would have if its runtime started it anew",
         ));
     [plan, audit].into_iter().map(with_options)
 }
@@ -86,7 +89,7 @@ fn with_options(command: clap::Command) -> clap::Command {
 /// Damaged images; an option that a restore does not have; a policy that makes no sense, or a key that cannot be read.
 pub fn run(form: Form, args: &[OsString]) -> Result<ExitCode, Failure> {
     let mut as_json = false;
-    let mut has_images = true;
+    let (mut has_images, mut restarts) = (true, false);
     let mut bundle = None;
     let mut rest = vec![];
     let mut args = args.iter();
@@ -94,6 +97,7 @@ pub fn run(form: Form, args: &[OsString]) -> Result<ExitCode, Failure> {
         match arg.to_str() {
             Some("--json") => as_json = true,
             Some("--no-images") if form == Form::Audit => has_images = false,
+            Some("--restarts") if form == Form::Audit => restarts = true,
             Some("--help" | "-h") => {
                 let name = if form == Form::Plan { "plan" } else { "audit" };
                 for mut command in commands().filter(|command| command.get_name() == name) {
@@ -133,7 +137,7 @@ pub fn run(form: Form, args: &[OsString]) -> Result<ExitCode, Failure> {
     }
     let audit = match has_images {
         true => audit(settings)?,
-        false => audit_configuration(settings, Path::new(&bundle.unwrap_or_default()))?,
+        false => audit_configuration(settings, Path::new(&bundle.unwrap_or_default()), restarts)?,
     };
     let text = match (form, as_json) {
         (Form::Plan, true) => plan_as_json(&audit).to_string() + "\n",
@@ -155,13 +159,23 @@ fn audit(mut settings: Settings) -> Result<Audit, Failure> {
     Ok(torpor_engine::audit(&settings.engine)?)
 }
 
-/// What a runtime does by the configuration of a container from elsewhere, if there is one, before it calls for a restore.
-fn audit_configuration(mut settings: Settings, bundle: &Path) -> Result<Audit, Failure> {
+/// What a runtime does by the configuration of a container from elsewhere, if there is one, before it calls for a restore; and
+/// what it could do afterwards, if it restarts the container by itself.
+fn audit_configuration(
+    mut settings: Settings,
+    bundle: &Path,
+    restarts: bool,
+) -> Result<Audit, Failure> {
     policy::load(&mut settings)?;
     seal::load(&mut settings, seal::Images::Read)?;
     let trust = &settings.engine.trust;
-    let violations =
-        trust.spec.iter().flat_map(|spec| trust.policy.judge_configuration(spec, bundle)).collect();
+    let mut violations = Vec::new();
+    if let Some(spec) = &trust.spec {
+        violations.extend(trust.policy.judge_configuration(spec, bundle));
+        if restarts {
+            violations.extend(trust.policy.judge_start(spec));
+        }
+    }
     Ok(Audit { requests: vec![], violations, allowing: vec![], origin: Origin::Elsewhere })
 }
 

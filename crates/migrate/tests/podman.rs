@@ -489,8 +489,8 @@ perl -e '
 #[test]
 fn the_policy_judges_what_podman_would_mount() {
     let scratches = scratches("podman-policy");
-    let options = ["--policy-rule", "mounts.sources=[\"/nowhere\"]"];
-    let options = options.map(|word| format!("--restore-option={word}"));
+    let rules = ["mounts.sources=[\"/nowhere\"]", "capabilities.allow=[\"CAP_KILL\"]"];
+    let options = rules.map(|rule| format!("--restore-option=--policy-rule={rule}"));
     let pair = Pair::new(&scratches, ["10.97.113", "10.97.114"], &[&options[0], &options[1]]);
     let mount = format!("{}:/shared", scratches[0].dir("shared/own").display());
     let mut client = pair.start_with("one", &["--volume", &mount]);
@@ -498,6 +498,8 @@ fn the_policy_judges_what_podman_would_mount() {
     let said = String::from_utf8_lossy(&said.stdout).into_owned();
     for error in [said, pair.moves("one", &[]).unwrap_err()] {
         assert!(error.contains("/shared/own") && error.contains("mounts.sources"), "{error}");
+        // Podman would start it anew with these, by its restart policy, and ask nobody.
+        assert!(error.contains("CAP_SETUID") && error.contains("(capabilities.allow)"), "{error}");
     }
     assert_eq!(pair.known_there(), "");
     assert_eq!(client.number(&["INCR", "kept"]), 1);

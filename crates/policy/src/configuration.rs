@@ -2,8 +2,12 @@
 
 use std::path::Path;
 
+use crate::namespace::NsKind;
+use crate::origin::Origin;
+use crate::passed::{IdKind, Passed};
+use crate::request::{Ask, Request};
 use crate::rules::{Limit, Policy, Rules, is_below};
-use crate::spec::Spec;
+use crate::spec::{Spec, SpecDevice, SpecMount};
 use crate::violation::Violation;
 
 /// What names a configuration in a violation.
@@ -16,8 +20,19 @@ impl Policy {
     /// A root file system in the bundle is the container's own.
     #[must_use]
     pub fn judge_configuration(&self, spec: &Spec, bundle: &Path) -> Vec<Violation> {
-        let mut all = self.all.judge_configuration(spec, bundle);
-        for mut violation in self.foreign.judge_configuration(spec, bundle) {
+        self.by_both(|rules| rules.judge_configuration(spec, bundle))
+    }
+
+    /// What a container would have by a configuration, and the rules for foreign images do not allow, if its runtime started
+    /// it anew: no policy is asked then.
+    #[must_use]
+    pub fn judge_start(&self, spec: &Spec) -> Vec<Violation> {
+        self.by_both(|rules| rules.judge_start(spec))
+    }
+
+    fn by_both(&self, judge: impl Fn(&Rules) -> Vec<Violation>) -> Vec<Violation> {
+        let mut all = judge(&self.all);
+        for mut violation in judge(&self.foreign) {
             if !all.iter().any(|known| known.text == violation.text) {
                 violation.rule.insert_str(0, "foreign.");
                 all.push(violation);
@@ -40,6 +55,70 @@ impl Rules {
         let groups = group.map(|path| ("the control group", path)).into_iter();
         sources.chain(denied("cgroups.allow", &self.cgroups, groups)).collect()
     }
+
+    fn judge_start(&self, spec: &Spec) -> Vec<Violation> {
+        let passed = Passed { spec: Some(spec.clone()), ..Passed::default() };
+        let judge = |ask| {
+            let request = Request { image: IMAGE.to_owned(), task: None, ask };
+            self.judge_one(&request, Origin::Elsewhere, &passed)
+        };
+        let mut all: Vec<Violation> = asks(spec, &passed).into_iter().filter_map(judge).collect();
+        let made: Vec<&SpecMount> = spec.mounts.iter().filter(|mount| !mount.is_bind()).collect();
+        // A device, or what an overlay is made of.
+        let named = made.iter().flat_map(|mount| {
+            let options = mount.options.iter().flat_map(|option| option.split([',', ':', '=']));
+            options.chain([mount.source.as_str()]).filter(|word| word.starts_with('/'))
+        });
+        let named = named.map(|path| ("a mount", path));
+        all.extend(denied("mounts.sources", &self.sources, named));
+        let kinds = made.iter().map(|mount| ("a file system", mount.kind.as_str()));
+        all.extend(refused(
+            "mounts.file-systems",
+            &self.file_systems,
+            "type",
+            |kind, names| names.iter().any(|name| name == kind),
+            kinds,
+        ));
+        all
+    }
+}
+
+/// What a container has that is started by a configuration.
+fn asks(spec: &Spec, passed: &Passed) -> Vec<Ask> {
+    let linux = &spec.linux;
+    let outside = |kind, id| passed.outside(spec, kind, id).unwrap_or(id);
+    let user = &spec.process.user;
+    let groups = [user.gid].into_iter().chain(user.additional_gids.iter().copied());
+    let maps = [(false, &linux.uid_mappings), (true, &linux.gid_mappings)];
+    let maps =
+        maps.into_iter().flat_map(|(groups, maps)| maps.iter().map(move |map| (groups, map)));
+    let kinds = NsKind::ALL.into_iter().map(NsKind::name);
+    let devices = linux.devices.iter().filter_map(SpecDevice::device);
+    [
+        Ask::Capabilities(spec.capabilities()),
+        Ask::Seccomp(linux.seccomp.is_some()),
+        Ask::NoNewPrivileges(spec.process.no_new_privileges),
+        Ask::Profile(spec.profile().map(str::to_owned)),
+        Ask::User(outside(IdKind::User, user.uid)),
+    ]
+    .into_iter()
+    .chain(groups.map(|gid| Ask::Group(outside(IdKind::Group, gid))))
+    .chain(kinds.filter(|kind| !spec.has_namespace(kind)).map(Ask::HostNamespace))
+    .chain(maps.map(|(groups, map)| Ask::Map {
+        groups,
+        first: map.container_id,
+        lower: map.host_id,
+        count: map.size,
+    }))
+    .chain(devices.map(|device| Ask::Device { path: "linux.devices".to_owned(), device }))
+    .chain(linux.sysctl.iter().map(|(name, value)| {
+        let (name, value) = (name.clone(), value.clone());
+        match name.starts_with("net.") {
+            true => Ask::Sysctl { name, value },
+            false => Ask::IpcLimit { name, value },
+        }
+    }))
+    .collect()
 }
 
 fn denied<'a>(
@@ -47,16 +126,28 @@ fn denied<'a>(
     limit: &'a Limit<Vec<String>>,
     asked: impl Iterator<Item = (&'a str, &'a str)>,
 ) -> impl Iterator<Item = Violation> {
-    let is_allowed = move |path: &str| match limit {
-        Limit::Only(bases) => bases.iter().any(|base| is_below(path, base)),
+    let is_among = |path: &str, bases: &[String]| bases.iter().any(|base| is_below(path, base));
+    refused(rule, limit, "path", is_among, asked)
+}
+
+/// What is not among a list, of things of a sort.
+fn refused<'a>(
+    rule: &'a str,
+    limit: &'a Limit<Vec<String>>,
+    sort: &'a str,
+    is_among: impl Fn(&str, &[String]) -> bool + 'a,
+    asked: impl Iterator<Item = (&'a str, &'a str)>,
+) -> impl Iterator<Item = Violation> {
+    let is_allowed = move |it: &str| match limit {
+        Limit::Only(list) => is_among(it, list),
         // What the runtime has passed is what this is about.
         Limit::All | Limit::Runtime => true,
     };
-    asked.filter(move |(_, path)| !is_allowed(path)).map(move |(what, path)| Violation {
+    asked.filter(move |(_, it)| !is_allowed(it)).map(move |(what, it)| Violation {
         image: IMAGE.to_owned(),
         task: None,
         rule: rule.to_owned(),
-        text: format!("{what} {path}: this path is not among those allowed"),
+        text: format!("{what} {it}: this {sort} is not among those allowed"),
     })
 }
 
@@ -65,6 +156,57 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+
+    #[test]
+    fn the_rules_count_for_what_a_runtime_starts_anew() {
+        let judged = |rule: &str, spec: &str| {
+            let text = format!(r#"{{"ociVersion":"1.0.0",{spec}}}"#);
+            let spec = Spec::parse(text.as_bytes()).unwrap().unwrap();
+            let all = Policy::parse(rule).unwrap().judge_start(&spec);
+            all.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+        };
+        let mount = |kind: &str, source: &str, option: &str| {
+            format!(
+                r#""mounts":[{{"destination":"/d","type":"{kind}","source":"{source}","options":["{option}"]}}]"#
+            )
+        };
+        let disk = mount("ext4", "/dev/sda1", "rw");
+        let layers = mount("overlay", "overlay", "lowerdir=/srv/a:/etc");
+        for (rule, spec, said) in [
+            (
+                r#"capabilities.allow=["CAP_KILL"]"#,
+                r#""process":{"capabilities":{"bounding":["CAP_KILL","CAP_SYS_ADMIN"]}}"#,
+                "CAP_SYS_ADMIN",
+            ),
+            ("seccomp.require=true", r#""linux":{}"#, "seccomp"),
+            ("no-new-privileges.require=true", r#""process":{}"#, "no-new-privileges"),
+            (r#"users.allow=["1000"]"#, r#""process":{"user":{"uid":0}}"#, "users.allow"),
+            (
+                r#"groups.allow=["0"]"#,
+                r#""process":{"user":{"additionalGids":[6]}}"#,
+                "groups.allow",
+            ),
+            (r#"namespaces.require=["net"]"#, r#""linux":{"namespaces":[]}"#, "net namespace"),
+            (
+                "files.devices=[]",
+                r#""linux":{"devices":[{"type":"b","major":8,"minor":0}]}"#,
+                "b 8:0",
+            ),
+            (r#"network.sysctls=[]"#, r#""linux":{"sysctl":{"net.x":"1"}}"#, "net.x"),
+            (r#"mounts.sources=["/srv"]"#, &disk, "a mount /dev/sda1"),
+            (r#"mounts.sources=["/srv"]"#, &layers, "a mount /etc"),
+            (r#"mounts.file-systems=["overlay"]"#, &disk, "a file system ext4"),
+        ] {
+            let found = judged(rule, spec);
+            assert!(found.contains(said) && found.lines().count() == 1, "{rule}: {found}");
+            assert_eq!(judged("files.set-uid=false", spec), "", "{rule}");
+            let foreign = judged(&format!("foreign.{rule}"), spec);
+            assert!(foreign.contains("(foreign."), "{rule}: {foreign}");
+        }
+        let mapped = r#""process":{"user":{"uid":1}},"linux":{"uidMappings":[{"containerID":0,"hostID":1000,"size":9}]}"#;
+        assert_eq!(judged(r#"users.allow=["1001"]"#, mapped), "");
+        assert!(judged(r#"users.allow=["1"]"#, mapped).contains("1001"));
+    }
 
     #[test]
     fn the_rules_count_for_what_a_runtime_does_first() {

@@ -94,17 +94,8 @@ impl Rules {
         passed: &Passed,
         prefix: &str,
     ) -> Vec<Violation> {
-        let single = requests.iter().filter_map(|request| {
-            let (rule, why) = self.deny(&request.ask, origin, passed)?;
-            let text = match request.ask {
-                // Those that are allowed do not matter here.
-                Ask::Capabilities(_) | Ask::HeldCapabilities(_) => why,
-                _ => format!("{}: {why}", request.ask),
-            };
-            let (image, task) = (request.image.clone(), request.task);
-            Some(Violation { image, task, rule: rule.to_owned(), text })
-        });
-        let mut all: Vec<_> = single.collect();
+        let mut all: Vec<_> =
+            requests.iter().filter_map(|request| self.judge_one(request, origin, passed)).collect();
         if self.file_systems == Limit::Runtime {
             all.extend(protected::unprotected(requests, passed));
             all.extend(protected::unlocked(requests, passed));
@@ -130,6 +121,23 @@ impl Rules {
             violation.rule.insert_str(0, prefix);
         }
         all
+    }
+
+    /// What of a request is not allowed, whatever the others are.
+    pub(crate) fn judge_one(
+        &self,
+        request: &Request,
+        origin: Origin,
+        passed: &Passed,
+    ) -> Option<Violation> {
+        let (rule, why) = self.deny(&request.ask, origin, passed)?;
+        let text = match request.ask {
+            // Those that are allowed do not matter here.
+            Ask::Capabilities(_) | Ask::HeldCapabilities(_) => why,
+            _ => format!("{}: {why}", request.ask),
+        };
+        let (image, task) = (request.image.clone(), request.task);
+        Some(Violation { image, task, rule: rule.to_owned(), text })
     }
 
     /// Why a user namespace below that of the root task may not have these ids of this host.

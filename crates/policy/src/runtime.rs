@@ -11,7 +11,7 @@ use crate::passed::Passed;
 use crate::request::{Ask, Request};
 use crate::resources::DeviceRule;
 use crate::rules::is_below;
-use crate::spec::{Spec, SpecMount};
+use crate::spec::{Spec, SpecDevice, SpecMount};
 use crate::violation::Violation;
 
 /// File systems that show and change nothing but what belongs to the tasks' own
@@ -41,19 +41,8 @@ const DEFAULT_DEVICES: [(u32, Option<u32>); 10] = [
 
 /// The devices that a container may have.
 pub(crate) fn devices(passed: &Passed) -> impl Iterator<Item = Device> {
-    let number = |n: i64| u32::try_from(n).ok();
-    let more = passed.spec.iter().flat_map(|spec| &spec.linux.devices).filter_map(move |device| {
-        let block = match device.kind.as_str() {
-            "b" => true,
-            "c" | "u" => false,
-            _ => return None,
-        };
-        Some(Device {
-            block,
-            major: Some(number(device.major)?),
-            minor: Some(number(device.minor)?),
-        })
-    });
+    let more = passed.spec.iter().flat_map(|spec| &spec.linux.devices);
+    let more = more.filter_map(SpecDevice::device);
     let default = DEFAULT_DEVICES.into_iter().map(|(major, minor)| Device {
         block: false,
         major: Some(major),

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::capabilities::Capabilities;
+use crate::device::Device;
 use crate::doubles::check_doubles;
 use crate::resources::Resources;
 use crate::seccomp::Profile;
@@ -146,6 +147,19 @@ pub(crate) struct SpecDevice {
     pub(crate) kind: String,
     pub(crate) major: i64,
     pub(crate) minor: i64,
+}
+
+impl SpecDevice {
+    /// It, if it is a device and not a fifo.
+    pub(crate) fn device(&self) -> Option<Device> {
+        let number = |number: i64| u32::try_from(number).ok().map(Some);
+        let block = match self.kind.as_str() {
+            "b" => true,
+            "c" | "u" => false,
+            _ => return None,
+        };
+        Some(Device { block, major: number(self.major)?, minor: number(self.minor)? })
+    }
 }
 
 /// Takes out what is null: for runtimes that is as if it was not there.

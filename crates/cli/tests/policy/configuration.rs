@@ -54,6 +54,13 @@ fn a_configuration_is_judged_by_itself() {
     let wanted = "config.json: the control group /system.slice: this path is not among those \
                   allowed (cgroups.allow)";
     assert!(!denied.status.success() && said(&denied).contains(wanted), "{}", said(&denied));
+    // What nothing is started by counts only where something could be.
+    assert!(audit("seccomp.require=true").status.success());
+    let mut restarts = torpor(&["image", "audit", "--no-images", "--restarts", "--policy"]);
+    restarts.args(["/dev/null", "--policy-rule", "seccomp.require=true", "--bundle"]);
+    let denied = restarts.arg(bundle.path()).output().unwrap();
+    let wanted = "(seccomp.require)";
+    assert!(!denied.status.success() && said(&denied).contains(wanted), "{}", said(&denied));
 }
 
 /// Without images and bundle it is only found out whether a restore would take the options.

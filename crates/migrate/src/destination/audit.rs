@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::{ALLOW, AgentSettings};
 use crate::engine::SELF;
 use crate::error::{Context, Error, Result};
+use crate::runtime::Runtime;
 
 /// Violations of the policy that are told.
 const MAX_TOLD: usize = 20;
@@ -30,8 +31,16 @@ pub(super) fn images(settings: &AgentSettings, images: &Path, bundle: Option<&Pa
 ///
 /// # Errors
 /// If the policy forbids something in the configuration, or it cannot be read.
-pub(super) fn configuration(settings: &AgentSettings, bundle: &Path) -> Result<()> {
+pub(super) fn configuration(
+    settings: &AgentSettings,
+    bundle: &Path,
+    runtime: Runtime,
+) -> Result<()> {
     let mut audit = audit(settings);
+    if runtime == Runtime::Podman {
+        // By its restart policy, or to look how it is, and nobody is asked then.
+        audit.arg("--restarts");
+    }
     audit.arg("--no-images").arg("--bundle").arg(bundle);
     ask(audit)
 }

@@ -63,7 +63,7 @@ fn bundle(agent: &Agent, begin: &Begin, work: &Path) -> Result<Option<PathBuf>> 
         Runtime::Runc => bundle.clone(),
         Runtime::Podman => runtime::make_demand(&work.join("demand"), config)?,
     };
-    audit::configuration(&agent.settings, &demand)?;
+    audit::configuration(&agent.settings, &demand, container.runtime)?;
     Ok(Some(bundle))
 }
 

@@ -141,7 +141,7 @@ impl<'a> Reservation<'a> {
                 Base::Bundle(bundle) => bundle.clone(),
                 Base::Podman(..) => runtime::make_demand(&self.work.path().join("demand"), config)?,
             };
-            audit::configuration(settings, &demand)?;
+            audit::configuration(settings, &demand, container.runtime)?;
         }
         Ok(())
     }

@@ -179,6 +179,10 @@ mod tests {
             "name": "web", "image": "localhost/web:1", "image_id": "c3d4",
             "networks": ["shop"], "volumes": ["data"], "spec": {
                 "ociVersion": "1", "root": { "path": "/there/merged" },
+                "process": {
+                    "user": { "uid": 7, "gid": 8, "additionalGids": [8, 9] },
+                    "selinuxLabel": "container_t",
+                },
                 "linux": { "cgroupsPath": "/libpod_parent/libpod-a1b2" },
             },
         });
@@ -311,6 +315,25 @@ mod tests {
             assert!(said.contains("cgroupParent"), "{said}");
         }
         assert!(refused("config.dump", |it| it["cgroupsMode"] = json!("split")).contains("split"));
+    }
+
+    /// Podman puts them in the place of what the specification says, when it starts the container anew.
+    #[test]
+    fn users_and_labels_are_those_that_were_judged() {
+        let adapt = |user: &str, groups: Value, label: &str| {
+            let config = changed("config.dump", |config| {
+                config["user"] = json!(user);
+                config["groups"] = groups;
+                config["ProcessLabel"] = json!(label);
+            });
+            let found = adapted(&[config, changed("spec.dump", |_| {})]).unwrap();
+            let config: Value = serde_json::from_str(&found["config.dump"]).unwrap();
+            ["user", "groups", "ProcessLabel"].map(|key| config[key].clone())
+        };
+        let judged = [json!("7:8"), json!(["8", "9"]), json!("container_t")];
+        assert_eq!(adapt("root", json!(["disk"]), "spc_t"), judged);
+        // Without them the specification counts.
+        assert_eq!(adapt("", json!(null), ""), [json!(""), json!(null), json!("")]);
     }
 
     #[test]

@@ -129,6 +129,12 @@ pub(super) fn adapt(config: &mut Value, id: &str, said: &Description, ways: &Way
     volumes(&config["namedVolumes"], &said.volumes)?;
     networks(&config["newNetworks"], &said.networks)?;
     id_maps(&config["idMappingsOptions"])?;
+    let process = &said.spec["process"];
+    users(config, &process["user"]);
+    if !is_empty(&config["ProcessLabel"]) {
+        // Podman gives it to whatever it starts in there, in the place of the one that was judged.
+        config["ProcessLabel"] = process["selinuxLabel"].as_str().unwrap_or_default().into();
+    }
     for name in STRANGE {
         config.as_object_mut().and_then(|config| config.remove(name));
     }
@@ -257,6 +263,19 @@ fn id_maps(maps: &Value) -> Result<()> {
     let sizes = ["Size", "InitialSize", "PasswdFile", "GroupFile"];
     let maps_of_both = ["AdditionalUIDMappings", "AdditionalGIDMappings"];
     known("AutoUserNsOpts", &maps["AutoUserNsOpts"], &[&sizes[..], &maps_of_both].concat())
+}
+
+/// Whoever is named has the number that was described: Podman looks names up when it starts the container anew, in files
+/// that the container may change.
+fn users(config: &mut Value, described: &Value) {
+    let number = |key: &str| described[key].as_u64().unwrap_or(0);
+    if !is_empty(&config["user"]) {
+        config["user"] = format!("{}:{}", number("uid"), number("gid")).into();
+    }
+    if !is_empty(&config["groups"]) {
+        let groups = described["additionalGids"].as_array().into_iter().flatten();
+        config["groups"] = groups.map(ToString::to_string).collect();
+    }
 }
 
 /// The control group is the one that was described, in the way of this host; another one, if that is there already.
