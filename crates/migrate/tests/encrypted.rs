@@ -170,15 +170,39 @@ fn nobody_asks_for_what_another_host_has_begun() {
     counter.goes_on();
 }
 
-/// Images are sealed here for a key that the agent names: no page and no image is on the destination's disk in clear.
-#[test]
-fn every_mode_is_sealed_for_the_agent() {
-    let keys = tempfile::tempdir().unwrap();
-    let key = keys.path().join("key").display().to_string();
+/// A new key in a directory, and the options that seal images for it.
+fn seal_for(dir: &Path) -> (String, [String; 5]) {
+    let key = dir.join("key").display().to_string();
     let made = Command::new(support::torpor()).args(["key", "generate", &key]).output().unwrap();
     let recipient = String::from_utf8(made.stdout).unwrap();
     let seal = ["--identity", &key, "--encrypt", "--recipient", recipient.trim()];
     let seal = seal.map(|word| format!("--dump-option={word}"));
+    (key, seal)
+}
+
+/// Both hosts are this one, and have its key. Another one could keep what it was sent, and send it back at any time.
+#[test]
+fn what_comes_is_foreign_to_the_host_that_has_made_it() {
+    let keys = tempfile::tempdir().unwrap();
+    let (key, seal) = seal_for(keys.path());
+    let (here, mut there) = (Host::new(), Host::new());
+    for word in ["--identity", &key, "--policy-rule", "foreign.users.allow=[\"4242\"]"] {
+        there.options.push(format!("--restore-option={word}"));
+    }
+    there.start_agent();
+    let counter = Counter::start(100, 1);
+    let pid = counter.pid.to_string();
+    let args = ["--pid", &pid, "--mode", "stop-and-copy", "--json", &there.address];
+    let error = judge(&here.migrate(&args).args(&seal).output().unwrap()).unwrap_err();
+    assert!(error.contains("foreign.users.allow"), "{error}");
+    counter.goes_on();
+}
+
+/// Images are sealed here for a key that the agent names: no page and no image is on the destination's disk in clear.
+#[test]
+fn every_mode_is_sealed_for_the_agent() {
+    let keys = tempfile::tempdir().unwrap();
+    let (key, seal) = seal_for(keys.path());
     for mode in ["stop-and-copy", "pre-copy", "pipelined", "post-copy", "hybrid"] {
         let (here, mut there) = (Host::new(), Host::new());
         // A script that looks at the images when all of them are there.

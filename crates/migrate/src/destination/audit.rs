@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use super::{ALLOW, AgentSettings};
+use super::{ALLOW, AgentSettings, FOREIGN};
 use crate::engine::SELF;
 use crate::error::{Context, Error, Result};
 use crate::runtime::Runtime;
@@ -19,8 +19,7 @@ const MAX_TOLD: usize = 20;
 /// If the policy forbids something in the images, or they cannot be read.
 pub(super) fn images(settings: &AgentSettings, images: &Path, bundle: Option<&Path>) -> Result<()> {
     let mut audit = audit(settings);
-    // Images that come by rounds are foreign, also to the host that has made them.
-    audit.args(["--host-key", "none", "--tcp-established"]).arg(images);
+    audit.args(FOREIGN).arg("--tcp-established").arg(images);
     if let Some(bundle) = bundle {
         audit.arg("--bundle").arg(bundle);
     }
@@ -37,11 +36,11 @@ pub(super) fn configuration(
     runtime: Runtime,
 ) -> Result<()> {
     let mut audit = audit(settings);
+    audit.arg("--no-images").arg("--bundle").arg(bundle);
     if runtime == Runtime::Podman {
         // By its restart policy, or to look how it is, and nobody is asked then.
         audit.arg("--restarts");
     }
-    audit.arg("--no-images").arg("--bundle").arg(bundle);
     ask(audit)
 }
 

@@ -58,6 +58,9 @@ const MAX_LISTED: usize = 200;
 /// How often it is looked whether there is less to do.
 const PAUSE: Duration = Duration::from_millis(10);
 
+/// What comes is foreign, also to the host that has made it: the other one may have kept it, and send it whenever it likes.
+const FOREIGN: [&str; 2] = ["--host-key", "none"];
+
 /// What to do about a policy that does not allow what comes.
 const ALLOW: &str =
     "there: torpor agent --restore-option=--policy-rule --restore-option=RULE, or --policy FILE";

@@ -11,6 +11,7 @@ use torpor_images::{ImageDir, kind};
 use torpor_kernel::proc;
 use torpor_worker::{Event, Outcome, Worker};
 
+use super::FOREIGN;
 use super::director::Director;
 use crate::engine::{self, POST_RESTORE, POST_RESUME, SELF, repeat};
 use crate::error::{Context, Error, Result};
@@ -87,6 +88,7 @@ impl Restore {
             args.push("--shell-job".to_owned());
         }
         args.extend(from.options.iter().cloned());
+        args.extend(FOREIGN.map(str::to_owned));
         let images = from.dir.join(&round);
         let needed = if own_pids { Vec::new() } else { process_ids(&images, from.options)? };
         let is_nested = needed.iter().any(|pid| Path::new(&format!("/proc/{pid}")).exists());
@@ -113,6 +115,7 @@ impl Restore {
             call.options.extend(["--rounds".to_owned(), director.socket.display().to_string()]);
         }
         call.options.extend(from.options.iter().cloned());
+        call.options.extend(FOREIGN.map(str::to_owned));
         let worker = runtime::start_marked(&call, from.dir, &[POST_RESTORE], from.marks(), &[])?;
         Ok(Self {
             worker,
