@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
+use torpor_kernel::tree::Id;
 
 use crate::error::{Context, Error, Result};
 use crate::origin::Origin;
@@ -136,6 +137,9 @@ pub(crate) struct Record {
     /// Directories of volumes that were made for it.
     #[serde(default)]
     pub volumes: Vec<PathBuf>,
+    /// What names these directories, whatever has their paths by now.
+    #[serde(default)]
+    pub made: Vec<Id>,
     /// The directory of its images here.
     #[serde(default)]
     pub work: Option<PathBuf>,
@@ -389,6 +393,7 @@ pub(crate) mod tests {
             bundle: None,
             work: None,
             volumes: Vec::new(),
+            made: Vec::new(),
             agent: None,
             origin: None,
             is_lazy: false,

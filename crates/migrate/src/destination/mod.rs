@@ -118,10 +118,10 @@ pub(crate) struct Agent {
     _alone: Alone,
     /// Who waits for connections for pages, by the token that these show.
     joining: Mutex<HashMap<String, Waiting>>,
+    coming: Coming,
     connections: AtomicUsize,
     callers: Arc<Callers>,
     lines: Arc<OpenLines>,
-    coming: Coming,
     /// Whether somebody has told it to end.
     is_ending: AtomicBool,
 }
@@ -161,10 +161,10 @@ impl Agent {
             identity,
             _alone: alone,
             joining,
+            coming: Coming::default(),
             connections,
             callers,
             lines,
-            coming: Coming::default(),
             is_ending: AtomicBool::new(false),
         }))
     }

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{self, Receiver};
 
-use torpor_kernel::tree::Tree;
+use torpor_kernel::tree::{self, Tree};
 
 use super::coming::Claim;
 use super::joining::{Joined, Set, Waiting};
@@ -93,13 +93,14 @@ impl<'a> Reservation<'a> {
             bundle: None,
             work: Some(agent.settings.work_dir.join(&begin.id)),
             volumes: Vec::new(),
+            made: Vec::new(),
             agent: None,
             origin: Some(origin.clone()),
             stopped: Vec::new(),
             is_lazy: begin.is_lazy,
         };
-        judge_arrival(agent, &begin, &here)?;
         let claim = agent.coming.claim(&begin)?;
+        judge_arrival(agent, &begin, &here)?;
         let token = new_id()?;
         let mut ledger = Ledger::create(&agent.settings.state_dir, Side::Destination, record)?;
         let work = WorkDir::create(agent.settings.work_dir.join(&begin.id));
@@ -149,11 +150,16 @@ impl<'a> Reservation<'a> {
     fn make_volumes(&mut self) -> Result<()> {
         for path in self.begin.volumes.clone() {
             let dir = volume::make(&path, &self.agent.settings.allow_volumes)?;
-            self.ledger.advance(Phase::Preparing, |record| record.volumes.push(path.clone()))?;
+            let id = tree::metadata(&dir).map(|meta| tree::id(&meta));
+            let id = id.context(|| path.display().to_string())?;
+            self.ledger.advance(Phase::Preparing, |record| {
+                record.volumes.push(path.clone());
+                record.made.push(id);
+            })?;
             let is_private = volume::is_private(&dir);
             let mut tree = Replica::new(Tree::of(dir));
             if !is_private {
-                tree.forbid_rights();
+                tree.share()?;
             }
             self.trees.push(tree);
         }

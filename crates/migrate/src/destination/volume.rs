@@ -6,9 +6,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, openat, openat2, statat, unlinkat};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, openat, openat2, unlinkat};
 use rustix::io::Errno;
-use torpor_kernel::tree;
+use torpor_kernel::tree::{self, Id};
 
 use super::AgentSettings;
 use crate::error::{Context, Error, Result};
@@ -78,18 +78,28 @@ fn is_below_closed(volume: &File) -> std::result::Result<bool, Errno> {
     }
 }
 
-/// Removes the volumes that were made for a migration: it has not come.
+/// Removes the volumes that were made for a migration: it has not come. What somebody has put in the place of one stays.
 pub(super) fn remove_all(record: &Record, settings: &AgentSettings) {
-    record.volumes.iter().for_each(|path| remove(path, &settings.allow_volumes));
+    for (path, id) in record.volumes.iter().zip(&record.made) {
+        remove(path, *id, &settings.allow_volumes);
+    }
 }
 
-fn remove(path: &Path, allowed: &[PathBuf]) {
+fn remove(path: &Path, id: Id, allowed: &[PathBuf]) {
     let removed = parent(path, allowed).and_then(|(parent, name)| {
-        if matches!(statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT)) {
-            return Ok(());
+        let failed = || path.display().to_string();
+        let dir = match open_below(&parent, Path::new(name)) {
+            Ok(dir) => File::from(dir),
+            Err(Errno::NOENT) => return Ok(()),
+            Err(errno) => return Err(errno).context(failed),
+        };
+        if tree::id(&tree::metadata(&dir).context(failed)?) != id {
+            let text = format!("{} stays: it is not the directory that was made", path.display());
+            return Err(Error::refused(text));
         }
-        let there = tree::by_descriptor(&parent).join(name);
-        std::fs::remove_dir_all(there).context(|| path.display().to_string())
+        // By its name only when nothing is in it: somebody may exchange it now.
+        let removed = tree::empty(&dir).and_then(|()| unlinkat(&parent, name, AtFlags::REMOVEDIR));
+        removed.context(failed)
     });
     if let Err(error) = removed {
         tracing::warn!("{error}");
@@ -169,10 +179,35 @@ mod tests {
         fs::write(at("allowed/new/file"), "").unwrap();
         assert!(judge(&at("allowed/new"), &allowed).is_err());
         assert!(make(&at("allowed/new"), &allowed).is_err());
-        remove(&at("allowed/new"), &allowed);
-        remove(&at("allowed/new"), &allowed);
-        remove(&at("other"), &allowed);
+        let id = |name: &str| tree::id(&at(name).metadata().unwrap());
+        let (new, other) = (id("allowed/new"), id("other"));
+        remove(&at("allowed/new"), new, &allowed);
+        remove(&at("allowed/new"), new, &allowed);
+        remove(&at("other"), other, &allowed);
         assert!(!at("allowed/new").exists() && at("other").exists());
+    }
+
+    /// Whoever may write to the directory above has put it there.
+    #[test]
+    fn what_was_not_made_is_not_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let (path, allowed) = (at("allowed/new"), [at("allowed")]);
+        fs::create_dir_all(at("allowed/theirs")).unwrap();
+        fs::write(at("allowed/theirs/precious"), "").unwrap();
+        let id = tree::id(&make(&path, &allowed).unwrap().metadata().unwrap());
+        fs::rename(&path, at("allowed/old")).unwrap();
+        fs::rename(at("allowed/theirs"), &path).unwrap();
+        remove(&path, id, &allowed);
+        assert!(at("allowed/new/precious").exists());
+        fs::remove_dir_all(&path).unwrap();
+        symlink(at("allowed/old"), &path).unwrap();
+        remove(&path, id, &allowed);
+        assert!(path.is_symlink() && at("allowed/old").exists());
+        fs::remove_file(&path).unwrap();
+        fs::rename(at("allowed/old"), &path).unwrap();
+        remove(&path, id, &allowed);
+        assert!(!path.exists());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The destination's side: does what the source tells, below one directory and nowhere else.
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -14,7 +15,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
-use torpor_kernel::tree::{self, Tree};
+use torpor_kernel::tree::{self, Id, Tree};
 
 use super::scan::{attributes, failed};
 use super::{Change, Meta, Name, PIECE, What, path, split};
@@ -32,8 +33,8 @@ pub(crate) struct Replica {
     root: Tree,
     /// The file that pieces come for, and what it gets when it has them.
     open: Option<(Name, File, Meta)>,
-    /// Whether others than root could use what is in it.
-    forbids_rights: bool,
+    /// What it has made, if others than root can get to what is in it.
+    shared: Option<HashSet<Id>>,
     /// Directories, which get their times when all that is in them is there.
     directories: Vec<(Name, Meta)>,
 }
@@ -41,12 +42,26 @@ pub(crate) struct Replica {
 impl Replica {
     /// In an empty directory.
     pub(crate) fn new(root: Tree) -> Self {
-        Self { root, open: None, forbids_rights: false, directories: Vec::new() }
+        Self { root, open: None, shared: None, directories: Vec::new() }
     }
 
-    /// From now on it takes no devices, and no programs that give whoever runs them the rights of somebody else.
-    pub(crate) fn forbid_rights(&mut self) {
-        self.forbids_rights = true;
+    /// From now on others than root can get to what is in it: it takes no devices, and no programs that give whoever runs them
+    /// the rights of somebody else. What it has not made itself it leaves as it is: somebody may have moved a file there that
+    /// is not theirs.
+    ///
+    /// # Errors
+    /// If the file system cannot say what the tree is.
+    pub(crate) fn share(&mut self) -> Result<()> {
+        self.shared = Some(HashSet::new());
+        let root = self.root.dir(Path::new(""));
+        root.and_then(|root| self.note(&root)).map_err(|errno| failed(b"", errno))
+    }
+
+    /// Notes what was made.
+    fn note(&mut self, made: &File) -> Result<(), Errno> {
+        let Some(shared) = &mut self.shared else { return Ok(()) };
+        shared.insert(tree::id(&tree::metadata(made)?));
+        Ok(())
     }
 
     /// Does a change; `data` brings the bytes of a piece.
@@ -74,7 +89,7 @@ impl Replica {
         if !is_tree {
             check(name)?;
         }
-        if let Some(what) = rights(&change).filter(|_| self.forbids_rights) {
+        if let Some(what) = rights(&change).filter(|_| self.shared.is_some()) {
             let name = String::from_utf8_lossy(name);
             return Err(Error::refused_with(
                 format!("volume: /{name} is {what}, and users of the destination could reach it"),
@@ -134,21 +149,26 @@ impl Replica {
         }
         match what {
             What::Directory => {
-                equip(tree::make_dir(&parent, own)?, &meta)?;
+                let made = tree::make_dir(&parent, own)?;
+                self.note(&made)?;
+                equip(made, &meta)?;
                 self.directories.push((name, meta));
                 Ok(())
             }
             What::Regular { len } => {
                 let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
                 let private = Mode::RUSR | Mode::WUSR;
-                let file = openat(&parent, own, flags | OFlags::CLOEXEC, private)?;
+                let file = File::from(openat(&parent, own, flags | OFlags::CLOEXEC, private)?);
+                self.note(&file)?;
                 ftruncate(&file, len)?;
-                self.open = Some((name, file.into(), meta));
+                self.open = Some((name, file, meta));
                 Ok(())
             }
             What::Symlink { to } => {
                 symlinkat(OsStr::from_bytes(&to), &parent, own)?;
-                attend(&made(&parent, own, FileType::Symlink)?, &meta)
+                let made = made(&parent, own, FileType::Symlink)?;
+                self.note(&made)?;
+                attend(&made, &meta)
             }
             What::Special { mode, number } => {
                 let kind = FileType::from_raw_mode(mode);
@@ -156,7 +176,9 @@ impl Replica {
                     return Err(Errno::INVAL);
                 }
                 mknodat(&parent, own, kind, Mode::empty(), number)?;
-                attend(&made(&parent, own, kind)?, &meta)
+                let made = made(&parent, own, kind)?;
+                self.note(&made)?;
+                attend(&made, &meta)
             }
         }
     }
@@ -165,6 +187,9 @@ impl Replica {
         // All that follows is done to what is opened here, whatever has the name by then.
         let found = File::from(self.root.open(path(&name), OFlags::PATH)?);
         let seen = tree::metadata(&found)?;
+        if self.shared.as_ref().is_some_and(|made| !made.contains(&tree::id(&seen))) {
+            return Err(Errno::PERM);
+        }
         match (FileType::from_raw_mode(seen.mode()), len) {
             (FileType::RegularFile, Some(len)) => {
                 if seen.len() != len {
@@ -178,10 +203,6 @@ impl Replica {
             }
             (FileType::RegularFile | FileType::Directory, _) | (_, Some(_)) => {
                 return Err(Errno::INVAL);
-            }
-            // It has made none: somebody has put it there.
-            (kind, None) if self.forbids_rights && is_device(kind, seen.rdev()) => {
-                return Err(Errno::PERM);
             }
             (_, None) => attend(&found, &meta)?,
         }
@@ -395,17 +416,39 @@ mod tests {
         }
     }
 
-    /// A tree that takes no devices changes none that somebody has put there.
+    /// Where others than root have a part of the tree, they could move what they may not read to a name that gets it theirs.
     #[test]
-    fn no_device_is_opened_to_others() {
-        let (place, dir, _) = scene();
-        let at = place.path().join("tree/it");
-        mknodat(CWD, &at, FileType::CharacterDevice, Mode::RUSR, 0x103).unwrap();
+    fn what_somebody_has_put_there_is_opened_to_nobody() {
+        let (place, dir, victim) = scene();
+        let at = |name: &str| place.path().join("tree").join(name);
         let mut replica = Replica::new(Tree::of(dir));
-        replica.forbid_rights();
-        let change = Change::Update { name: b"it".to_vec(), len: None, meta: meta(0o666) };
-        assert!(replica.apply(change, || Ok(Vec::new())).is_err());
-        let seen = at.metadata().unwrap();
-        assert_eq!((seen.uid(), seen.mode() & 0o7777), (0, 0o400));
+        replica.share().unwrap();
+        let own = |what: What| Change::Make { name: b"it".to_vec(), what, meta: meta(0o644) };
+        let update = |len| Change::Update { name: b"it".to_vec(), len, meta: meta(0o666) };
+        let (file, fifo) =
+            (What::Regular { len: 4 }, What::Special { mode: libc::S_IFIFO, number: 0 });
+        for (what, len, old) in
+            [(file, Some(4), "file"), (What::Directory, None, "dir"), (fifo, None, "fifo")]
+        {
+            replica.apply(own(what), || Ok(Vec::new())).unwrap();
+            replica.apply(update(len), || Ok(Vec::new())).unwrap();
+            replica.finish().unwrap();
+            assert_eq!(at("it").metadata().unwrap().mode() & 0o777, 0o666);
+            fs::rename(at("it"), at(old)).unwrap();
+            match len {
+                Some(_) => fs::rename(&victim, at("it")).unwrap(),
+                None => {
+                    mknodat(CWD, at("it"), FileType::CharacterDevice, Mode::RUSR, 0x103).unwrap()
+                }
+            }
+            let before = at("it").metadata().unwrap();
+            assert!(replica.apply(update(len), || Ok(Vec::new())).is_err());
+            replica.finish().unwrap();
+            let seen = at("it").metadata().unwrap();
+            assert_eq!((seen.uid(), seen.mode()), (0, before.mode()));
+            fs::remove_file(at("it")).unwrap();
+        }
+        let tree = Change::Update { name: Vec::new(), len: None, meta: meta(0o755) };
+        replica.apply(tree, || Ok(Vec::new())).unwrap();
     }
 }

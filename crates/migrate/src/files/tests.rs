@@ -155,7 +155,7 @@ fn what_gives_rights_stays_out_where_others_could_use_it() {
     let update = |meta| Change::Update { name: b"plain".to_vec(), len: Some(0), meta };
     let mut apply = |change| pair.copy.apply(change, || Ok(Vec::new()));
     apply(make("trusted", regular(), meta(0o4755, &[]))).unwrap();
-    pair.copy.forbid_rights();
+    pair.copy.share().unwrap();
     let mut apply = |change| pair.copy.apply(change, || Ok(Vec::new()));
     apply(make("plain", regular(), meta(0o755, &[]))).unwrap();
     apply(make("dir", What::Directory, meta(0o2775, &[]))).unwrap();

@@ -359,6 +359,7 @@ impl<'a> Source<'a> {
             bundle: running.map(|container| container.bundle),
             work: Some(work_dir.clone()),
             volumes: Vec::new(),
+            made: Vec::new(),
             origin: None,
             agent: Some(agent),
             stopped: Vec::new(),
