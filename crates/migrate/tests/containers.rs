@@ -222,6 +222,9 @@ fn a_runtime_that_is_killed_decides_nothing() {
         let (stays, comes) = if has_moved { (&[][..], ids) } else { (ids, &[][..]) };
         assert_eq!((&container.listed(0)[..], &container.listed(1)[..]), (stays, comes), "{point}");
         wait_until("both tidy up", || here.is_clean() && there.is_clean());
+        let mut forget = container.runc(usize::from(has_moved), "delete");
+        assert!(forget.args(["--force", &container.id]).status().unwrap().success(), "{point}");
+        assert!(container.dir.path().join("bundle/rootfs/count").exists(), "{point}");
     }
 }
 

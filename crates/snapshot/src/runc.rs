@@ -9,15 +9,13 @@ use clap::Args;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
-use torpor_worker::logs;
+use torpor_worker::{logs, runc};
 
 use crate::error::{Context, Error, Result};
 use crate::places;
 use crate::process::{has_ended, start_of};
 use crate::ready::Container;
 
-/// Where runc keeps the state of its containers, if nobody says.
-const ROOT: &str = "/run/runc";
 /// What the engine's log says before the time of CLOCK_MONOTONIC from which its own times count.
 const BEGAN: &str = "CLOCK_MONOTONIC was ";
 /// What it says when it has let the tasks go.
@@ -165,9 +163,14 @@ impl Runc {
         self.dir_of(id).exists()
     }
 
+    /// Where runc has its state.
+    fn home(&self) -> &Path {
+        self.root.as_deref().unwrap_or(Path::new(runc::ROOT))
+    }
+
     /// Where runc keeps the state of a container.
     fn dir_of(&self, id: &str) -> PathBuf {
-        self.root.as_deref().unwrap_or(Path::new(ROOT)).join(id)
+        self.home().join(id)
     }
 
     /// What runc knows of a container, if there is one.
@@ -188,6 +191,7 @@ impl Runc {
             return;
         }
         self.kill(id);
+        runc::release(self.home(), id);
         // It may be gone by itself.
         let _ = self.call("delete").args(["--force", id]).output();
     }

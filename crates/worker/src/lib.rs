@@ -26,6 +26,7 @@ mod client;
 pub mod gate;
 pub mod logs;
 mod message;
+pub mod runc;
 mod say;
 
 pub use channel::Channel;

@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use rustix::mount::{UnmountFlags, unmount};
 use torpor_snapshot::belief;
-use torpor_worker::logs;
+use torpor_worker::{logs, runc};
 
 use super::ahead;
 use super::bundle::{self, Bundle, Volume};
@@ -171,10 +170,7 @@ impl Restore<'_> {
             }
             save::end(self.words, &self.made.id);
             // Where runc was killed, the root lies mounted there, which it would empty and could not remove.
-            let _ = unmount(
-                self.words.root().join(&self.made.id).join("criu-root"),
-                UnmountFlags::DETACH,
-            );
+            runc::release(&self.words.root(), &self.made.id);
             let mut delete = call::command(self.words, "delete");
             delete.args(["--force", &self.made.id]).stdin(Stdio::null());
             delete.stdout(Stdio::null()).stderr(Stdio::null());

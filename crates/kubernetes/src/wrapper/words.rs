@@ -3,6 +3,8 @@
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
+use torpor_worker::runc;
+
 /// Options of runc that are followed by a value, before and after its command.
 const WITH_VALUE: &[&str] = &[
     "--root",
@@ -110,7 +112,7 @@ impl Words {
     /// Where runc keeps what it knows of its containers.
     #[must_use]
     pub(super) fn root(&self) -> PathBuf {
-        self.value("--root").map_or_else(|| PathBuf::from("/run/runc"), PathBuf::from)
+        self.value("--root").map_or_else(|| PathBuf::from(runc::ROOT), PathBuf::from)
     }
 }
 

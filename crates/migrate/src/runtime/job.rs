@@ -336,6 +336,9 @@ fn carry_out(job: &Job, fds: Vec<OwnedFd>, channel: &Arc<Channel>) -> Result<Out
         let text = String::new();
         return Ok(Outcome { class: Class::Done, errno: 0, text, hint: None, report });
     }
+    if call.action == "restore" {
+        call.container.release();
+    }
     let text =
         desk.explain(&call).unwrap_or_else(|| format!("{program} {}: {status}", call.action));
     let (class, hint) = match is_lost.load(Ordering::SeqCst) {

@@ -22,6 +22,7 @@ use clap::ValueEnum;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use torpor_worker::runc;
 
 use self::archive::Adaptation;
 pub use self::bundle::{
@@ -332,7 +333,13 @@ impl Container {
         }
     }
 
+    /// Takes away what a runc that was killed has left of it.
+    fn release(&self) {
+        runc::release(self.root.as_deref().unwrap_or(Path::new(runc::ROOT)), &self.id);
+    }
+
     fn remove(&self) -> Result<()> {
+        self.release();
         let mut command = match self.runtime {
             Runtime::Runc => self.call(None, "delete"),
             Runtime::Podman => podman::call(&["rm", "--time", "0"]),
