@@ -137,7 +137,7 @@ impl Lazy {
             let missing: Ranges = lazy.iter().flat_map(|v| missing(v)).collect();
             let ranges: Vec<(u64, u64)> = lazy.iter().map(|v| (v.start, v.end)).collect();
             if !ranges.is_empty() {
-                waiting.push(Waiting { task, ranges, missing });
+                waiting.push(WaitingTask { task, ranges, missing });
             }
         }
         pager.begin(&lazy::id_of(images)?)?;
@@ -189,7 +189,7 @@ fn obstacle(tasks: &[Task], spaces: &Namespaces) -> Option<&'static str> {
 }
 
 /// A task that waits for pages.
-struct Waiting<'t> {
+struct WaitingTask<'t> {
     task: &'t mut Task,
     /// Mappings, from where to where.
     ranges: Vec<(u64, u64)>,
@@ -198,7 +198,7 @@ struct Waiting<'t> {
 }
 
 /// Registers mappings of tasks for those pages that are missing in them.
-fn register(some: &mut [Waiting<'_>]) -> Result<Vec<Handed>> {
+fn register(some: &mut [WaitingTask<'_>]) -> Result<Vec<Handed>> {
     let uffds = create(some)?;
     let handed = some.iter_mut().zip(uffds).map(|(waiting, (pidfd, uffd))| {
         let id = u64::from(waiting.task.image.tree.pid);
@@ -212,10 +212,10 @@ fn register(some: &mut [Waiting<'_>]) -> Result<Vec<Handed>> {
 }
 
 /// Makes a userfaultfd of the address space of each task, which has to make it itself. With a descriptor of the task.
-fn create(some: &mut [Waiting<'_>]) -> Result<Vec<(OwnedFd, OwnedFd)>> {
+fn create(some: &mut [WaitingTask<'_>]) -> Result<Vec<(OwnedFd, OwnedFd)>> {
     let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
     let made = call_all(some, "userfaultfd", |_| (libc::SYS_userfaultfd, [flags]).into())?;
-    let fetch = |(waiting, &number): (&Waiting<'_>, &u64)| {
+    let fetch = |(waiting, &number): (&WaitingTask<'_>, &u64)| {
         let pidfd = proc::pidfd(waiting.task.pid)?;
         let number = i32::try_from(number);
         let number = number.map_err(|_| Error::invalid("userfaultfd", "no descriptor"))?;
@@ -231,7 +231,7 @@ fn create(some: &mut [Waiting<'_>]) -> Result<Vec<(OwnedFd, OwnedFd)>> {
 
 /// Has each task make a system call, all at the same time. What they return.
 fn call_all(
-    some: &mut [Waiting<'_>],
+    some: &mut [WaitingTask<'_>],
     what: &str,
     call: impl Fn(usize) -> Syscall,
 ) -> Result<Vec<u64>> {

@@ -18,7 +18,7 @@ use rustix::time::{
 use crate::error::{Error, Result};
 use crate::wire::message::is_image;
 
-/// How often is looked: to hear of each image at once would take a processor from who writes them.
+/// How often is looked: to hear of each image at once would take a processor from the job that writes them.
 const PAUSE: Duration = Duration::from_millis(4);
 
 /// What is written in a directory. As a descriptor, it is readable when it is time to look.
