@@ -492,7 +492,7 @@ impl Rules {
         own.then(|| ("namespaces.require", why.to_owned()))
     }
 
-    /// Who cannot change groups leaves none, either.
+    /// Whoever cannot change groups leaves none, either.
     fn deny_fewer_groups(&self, origin: Origin, passed: &Passed) -> Option<Denial> {
         let stays = self.groups == Limit::Runtime
             && passed.spec.is_some()

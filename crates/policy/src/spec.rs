@@ -193,7 +193,8 @@ impl Spec {
             configuration.as_object().into_iter().flat_map(Map::keys).collect();
         let has = |name: &str| keys.iter().any(|key| fold(key) == fold(name));
         // runc asks for no version.
-        if !has(VERSION) && !(has("process") && has("root")) {
+        let is_containers = has(VERSION) || (has("process") && has("root"));
+        if !is_containers {
             return Ok(None);
         }
         drop_nulls(&mut configuration);
