@@ -1,15 +1,17 @@
 //! What the configuration of a container lays over what it gives. A volume that lies in another one, and the paths that are
 //! hidden or protected, have to be there in the images, too: whatever leads to the same files leads to what is below.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use crate::capabilities::number;
 use crate::mount::{From, Mount};
 use crate::mount_options::READ_ONLY;
+use crate::mount_tree::MountTree;
 use crate::passed::Passed;
 use crate::request::{Ask, Request};
 use crate::rules::is_below;
-use crate::runtime::{plain, spaces, visible};
+use crate::runtime::{plain, spaces};
 use crate::spec::Spec;
 use crate::violation::Violation;
 
@@ -32,6 +34,9 @@ struct Cover<'s> {
     protects: bool,
 }
 
+/// What parts are made of, by their namespaces and numbers.
+type Wholes<'r> = HashMap<(u32, u32), &'r Mount>;
+
 /// What can be reached, though the configuration lays something over it. Whoever may mount could take that away.
 pub(crate) fn uncovered(requests: &[Request], passed: &Passed) -> Vec<Violation> {
     let Some(spec) = passed.spec.as_ref().filter(|_| !passed.grants(number::SYS_ADMIN)) else {
@@ -39,13 +44,19 @@ pub(crate) fn uncovered(requests: &[Request], passed: &Passed) -> Vec<Violation>
     };
     let covers = covers(spec, passed);
     let spaces = if covers.is_empty() { vec![] } else { spaces(requests) };
-    let all: Vec<&Mount> = spaces.iter().flat_map(|(.., mounts)| mounts).copied().collect();
+    // No part is a part of a part.
+    let is_whole = |mount: &&&Mount| !matches!(mount.from, From::Part { .. });
+    let mut wholes: Wholes<'_> = HashMap::new();
+    for mount in spaces.iter().flat_map(|(.., mounts)| mounts).filter(is_whole) {
+        wholes.entry((mount.space, mount.id.0)).or_insert(mount);
+    }
     let mut found = vec![];
     for (_, image, mounts) in &spaces {
+        let tree = MountTree::of(mounts);
         for mount in mounts {
-            let Some((of, root)) = shown(mount, &all, spec) else { continue };
+            let Some((of, root)) = shown(mount, &wholes, spec) else { continue };
             for cover in covers.iter().filter(|cover| cover.of == of) {
-                let Some(at) = uncovered_at(mount, &root, cover, mounts) else { continue };
+                let Some(at) = uncovered_at(mount, &root, cover, &tree) else { continue };
                 let (at, path) = (at.display(), cover.at);
                 let what = match cover.protects {
                     true => "can be written to at",
@@ -63,18 +74,16 @@ pub(crate) fn uncovered(requests: &[Request], passed: &Passed) -> Vec<Violation>
 /// Files of Unix sockets that would be made where other mounts hide them.
 pub(crate) fn hidden_sockets(requests: &[Request]) -> Vec<Violation> {
     let spaces = spaces(requests);
+    let trees: Vec<_> = spaces.iter().map(|(.., mounts)| MountTree::of(mounts)).collect();
     let sockets = requests.iter().filter_map(|request| match &request.ask {
         Ask::Bind(name) => Some((request, name.file.as_ref()?)),
         _ => None,
     });
     let hidden = sockets.filter(|(_, file)| {
-        let is_its = |mount: &&&Mount| i64::from(mount.id.0) == i64::from(file.mount);
-        let found =
-            spaces.iter().find_map(|(.., mounts)| Some((mounts.iter().find(is_its)?, mounts)));
+        let number = u32::try_from(file.mount).ok();
+        let found = trees.iter().find_map(|tree| Some((tree.numbered(number?)?, tree)));
         let dir = file.path.parent().unwrap_or(&file.path).to_string_lossy();
-        found.is_some_and(|(own, mounts)| {
-            visible(mounts, &dir).is_some_and(|seen| seen.id != own.id)
-        })
+        found.is_some_and(|(own, tree)| tree.visible(&dir).is_some_and(|seen| seen.id != own.id))
     });
     let found = hidden.map(|(request, _)| Violation {
         image: request.image.clone(),
@@ -127,7 +136,7 @@ fn whole(spec: &Spec, count: usize, path: &str) -> Option<(CoveredTree, PathBuf)
 }
 
 /// What of all that is given a mount shows, and which directory of it.
-fn shown(mount: &Mount, all: &[&Mount], spec: &Spec) -> Option<(CoveredTree, PathBuf)> {
+fn shown(mount: &Mount, wholes: &Wholes<'_>, spec: &Spec) -> Option<(CoveredTree, PathBuf)> {
     let volume = |fits: &dyn Fn(&str, &str) -> bool| {
         let mut binds = spec.mounts.iter().enumerate().filter(|(_, wanted)| wanted.is_bind());
         // Of several at one place the last one lies on top.
@@ -145,12 +154,9 @@ fn shown(mount: &Mount, all: &[&Mount], spec: &Spec) -> Option<(CoveredTree, Pat
             let (of, source) = volume(&|_, source| is_below(&path.to_string_lossy(), source))?;
             Some((of, path.strip_prefix(source).ok()?.to_owned()))
         }
-        From::Part { whole: (space, number), .. } => {
-            let mut wholes =
-                all.iter().filter(|whole| (whole.space, whole.id.0) == (*space, *number));
-            // No part is a part of a part.
-            let whole = wholes.find(|whole| !matches!(whole.from, From::Part { .. }))?;
-            let (of, root) = shown(whole, all, spec)?;
+        From::Part { whole, .. } => {
+            let whole = wholes.get(whole)?;
+            let (of, root) = shown(whole, wholes, spec)?;
             Some((of, root.join(mount.root.strip_prefix(&whole.root).ok()?)))
         }
         From::Device { .. } | From::FileSystem => None,
@@ -162,7 +168,7 @@ fn uncovered_at(
     mount: &Mount,
     root: &Path,
     cover: &Cover<'_>,
-    mounts: &[&Mount],
+    tree: &MountTree<'_>,
 ) -> Option<PathBuf> {
     if cover.protects && mount.flags & READ_ONLY != 0 {
         return None;
@@ -172,7 +178,7 @@ fn uncovered_at(
     }
     let inside = cover.below.strip_prefix(root).ok()?;
     let at = mount.at.join(inside);
-    let here = visible(mounts, &at.to_string_lossy())?;
+    let here = tree.visible(&at.to_string_lossy())?;
     (here.id == mount.id).then_some(at)
 }
 

@@ -2,6 +2,7 @@
 
 mod groups;
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use crate::capabilities::{Capabilities, number};
@@ -73,12 +74,9 @@ impl Policy {
         if let Some((rules, prefix)) = self.besides(origin, passed) {
             let more = rules.judge(requests, origin, checked, passed, prefix);
             // What both forbid is said once.
-            let news: Vec<_> = more
-                .into_iter()
-                .filter(|v| {
-                    !all.iter().any(|a| (&a.image, a.task, &a.text) == (&v.image, v.task, &v.text))
-                })
-                .collect();
+            let key = |v: &Violation| (v.image.clone(), v.task, v.text.clone());
+            let known: HashSet<_> = all.iter().map(key).collect();
+            let news: Vec<_> = more.into_iter().filter(|v| !known.contains(&key(v))).collect();
             all.extend(news);
         }
         all

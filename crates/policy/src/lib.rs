@@ -46,6 +46,7 @@ pub mod memory;
 mod memory_file;
 mod mount;
 mod mount_options;
+mod mount_tree;
 mod namespace;
 mod nested;
 mod netlink;

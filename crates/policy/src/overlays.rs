@@ -1,12 +1,16 @@
 //! Layers of overlays: what they show that the tasks cannot see elsewhere.
 
+use std::collections::HashMap;
+use std::path::PathBuf;
+
 use crate::capabilities::number;
 use crate::mount::Mount;
 use crate::mount_options::{NARROW, READ_ONLY};
+use crate::mount_tree::MountTree;
 use crate::passed::Passed;
 use crate::request::Request;
 use crate::rules::is_below;
-use crate::runtime::{is_of_kernel, plain, spaces, visible};
+use crate::runtime::{is_of_kernel, plain, spaces};
 use crate::violation::Violation;
 
 /// Overlays that show more than the tasks can see elsewhere: each of their layers is a
@@ -23,11 +27,17 @@ pub(crate) fn overlays(requests: &[Request], passed: &Passed) -> Vec<Violation> 
     let mut found = vec![];
     let spaces = spaces(requests);
     let is_overlay = |mount: &Mount| mount.made() == Some("overlay");
-    for (_, image, mounts) in &spaces {
+    // Each is made in the first namespace that shows it.
+    let mut made_in: HashMap<u32, usize> = HashMap::new();
+    for (index, (.., mounts)) in spaces.iter().enumerate() {
         for mount in mounts.iter().filter(|mount| is_overlay(mount)) {
-            let shows_it = |other: &&Mount| is_overlay(other) && other.device == mount.device;
-            let first = spaces.iter().find(|(.., mounts)| mounts.iter().any(&shows_it));
-            let around = first.map_or(mounts, |(.., mounts)| mounts);
+            made_in.entry(mount.device).or_insert(index);
+        }
+    }
+    let trees: Vec<_> = spaces.iter().map(|(.., mounts)| MountTree::of(mounts)).collect();
+    for (index, (_, image, mounts)) in spaces.iter().enumerate() {
+        for mount in mounts.iter().filter(|mount| is_overlay(mount)) {
+            let around = &trees[made_in.get(&mount.device).copied().unwrap_or(index)];
             let options = mount.fs.options();
             if !sees_all {
                 let why = "shows what is in directories that are closed to the tasks, and CAP_DAC_OVERRIDE is not given";
@@ -35,8 +45,10 @@ pub(crate) fn overlays(requests: &[Request], passed: &Passed) -> Vec<Violation> 
                 let rule = "mounts.sources".to_owned();
                 found.push(Violation { image: (*image).to_owned(), task: None, rule, text });
             }
+            let places: HashMap<PathBuf, &str> =
+                layers(&options).map(|(_, path)| (plain(path), path)).collect();
             for (key, path) in layers(&options) {
-                let inside = layers(&options).find_map(|(_, other)| lies_in(path, other));
+                let inside = lies_in(path, &places);
                 let Some(why) = inside.or_else(|| widens(mount, key, path, around)) else {
                     continue;
                 };
@@ -63,29 +75,26 @@ fn layers(options: &str) -> impl Iterator<Item = (&str, &str)> {
 }
 
 /// Whether a layer lies in another one. Both are found by their paths then, to which something else can be moved.
-fn lies_in(path: &str, other: &str) -> Option<String> {
-    let (inner, outer) = (plain(path), plain(other));
-    (inner != outer && inner.starts_with(outer)).then(|| format!("lies in its layer {other:?}"))
+fn lies_in(path: &str, layers: &HashMap<PathBuf, &str>) -> Option<String> {
+    let inner = plain(path);
+    let other = inner.ancestors().skip(1).find_map(|outer| layers.get(outer));
+    other.map(|other| format!("lies in its layer {other:?}"))
 }
 
 /// What an overlay gives by a layer that its directory does not.
-fn widens(overlay: &Mount, key: &str, path: &str, mounts: &[&Mount]) -> Option<String> {
+fn widens(overlay: &Mount, key: &str, path: &str, around: &MountTree<'_>) -> Option<String> {
     if !is_below(path, "/") || path.contains('\\') {
         return Some("is no plain absolute path".to_owned());
     }
     let is_itself =
         |mount: &Mount| mount.made() == Some("overlay") && mount.device == overlay.device;
-    let Some(source) = visible(mounts, path).filter(|source| !is_itself(source)) else {
+    let Some(source) = around.visible(path).filter(|source| !is_itself(source)) else {
         return Some("is on no other mount".to_owned());
     };
     if is_of_kernel(source) {
         return Some(format!("is on {:?}, which shows the kernel", source.at()));
     }
-    let layer = plain(path);
-    let hidden = |m: &&&Mount| {
-        !is_itself(m) && plain(&m.at()) != layer && plain(&m.at()).starts_with(&layer)
-    };
-    if let Some(above) = mounts.iter().find(hidden) {
+    if let Some(above) = around.below(&plain(path)).find(|mount| !is_itself(mount)) {
         return Some(format!("shows what the mount at {:?} hides", above.at()));
     }
     let writes = ["upperdir", "workdir"].contains(&key);

@@ -1,7 +1,7 @@
 //! Peer groups that mounts of the images would be in with mounts of this host: what is mounted on either side would appear on
 //! the other one (mount_namespaces(7)).
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use crate::mount::{From, Mount};
 use crate::passed::Passed;
@@ -32,12 +32,16 @@ pub(crate) fn beyond(grant: Grant, requests: &[Request], passed: &Passed) -> Vec
     let mounts: Vec<(&str, &Mount)> = mounts.collect();
     let all: Vec<&Mount> = mounts.iter().map(|(_, mount)| *mount).collect();
     let groups = PeerGroups::of(&all);
+    let mut numbered: HashMap<(u32, u32), &Mount> = HashMap::new();
+    all.iter().for_each(|mount| {
+        numbered.entry((mount.space, mount.id.0)).or_insert(mount);
+    });
     // A file system that is made has no peers.
     let given = mounts.iter().filter(|(_, mount)| mount.from != From::FileSystem);
     let found = given.filter_map(|(image, mount)| {
         let (shares, receives) = (groups.shares(mount), groups.receives(mount));
         let (may_share, may_receive) = match grant {
-            Grant::Runtime => granted(whole(mount, &all), passed),
+            Grant::Runtime => granted(whole(mount, &numbered), passed),
             _ => (false, false),
         };
         // Peers get what they pass on.
@@ -70,16 +74,19 @@ impl PeerGroups {
         };
         let inside = groups(&|_| true);
         let shared = groups(&|mount| mount.peers.outside);
-        let mut known = PeerGroups { inside, open: shared.clone(), shared };
-        // What has a master that gets it gets it, too.
-        loop {
-            let more = groups(&|mount| known.receives(mount));
-            let count = known.open.len();
-            known.open.extend(more);
-            if known.open.len() == count {
-                return known;
-            }
+        let from_outside = groups(&|m| m.peers.master.is_some_and(|m| !inside.contains(&m)));
+        let mut slaves: HashMap<u32, Vec<u32>> = HashMap::new();
+        for (master, group) in all.iter().filter_map(|m| m.peers.master.zip(m.peers.group)) {
+            slaves.entry(master).or_default().push(group);
         }
+        let mut open: HashSet<u32> = shared.union(&from_outside).copied().collect();
+        // What has a master that gets it gets it, too.
+        let mut next: Vec<u32> = open.iter().copied().collect();
+        while let Some(master) = next.pop() {
+            let more = slaves.remove(&master).into_iter().flatten();
+            next.extend(more.filter(|group| open.insert(*group)));
+        }
+        PeerGroups { inside, shared, open }
     }
 
     fn shares(&self, mount: &Mount) -> bool {
@@ -94,10 +101,9 @@ impl PeerGroups {
 }
 
 /// What is given for a mount, or for what it is a part of.
-fn whole<'m>(mount: &'m Mount, all: &[&'m Mount]) -> &'m Mount {
-    let From::Part { whole: (space, number), .. } = &mount.from else { return mount };
-    let mut wholes = all.iter().filter(|other| (other.space, other.id.0) == (*space, *number));
-    wholes.next().copied().unwrap_or(mount)
+fn whole<'m>(mount: &'m Mount, numbered: &HashMap<(u32, u32), &'m Mount>) -> &'m Mount {
+    let From::Part { whole, .. } = &mount.from else { return mount };
+    numbered.get(whole).copied().unwrap_or(mount)
 }
 
 /// Whether something that is given may pass mounts on to this host, and get those of this host.

@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use crate::capabilities::number;
 use crate::mount::{From, Mount};
 use crate::mount_options::READ_ONLY;
+use crate::mount_tree::MountTree;
 use crate::nested::locks_mounts;
 use crate::passed::Passed;
 use crate::request::Request;
 use crate::rules::is_below;
-use crate::runtime::{is_of_kernel, owned_below, plain, spaces, visible};
+use crate::runtime::{is_of_kernel, owned_below, plain, spaces};
 use crate::spec::Spec;
 use crate::violation::Violation;
 
@@ -24,17 +25,18 @@ pub(crate) fn unprotected(requests: &[Request], passed: &Passed) -> Vec<Violatio
     };
     let mut found = vec![];
     for (_, image, mounts) in &spaces {
+        let tree = MountTree::of(mounts);
         let mut add = |text: String| {
             let (image, rule) = ((*image).to_owned(), "mounts.file-systems".to_owned());
             found.push(Violation { image, task: None, rule, text });
         };
         for path in spec.linux.masked_paths.iter().filter(there) {
-            if is_reached(mounts, path) {
+            if is_reached(&tree, path) {
                 add(format!("{path:?} can be reached, which the calling runtime hides"));
             }
         }
         for path in laid_over(spec, passed).filter(there) {
-            let shown = visible(mounts, path);
+            let shown = tree.visible(path);
             if shown.is_some_and(|shown| shown.from == From::FileSystem && is_of_kernel(shown)) {
                 add(format!(
                     "{path:?} can be reached, over which the calling runtime mounts something"
@@ -42,7 +44,7 @@ pub(crate) fn unprotected(requests: &[Request], passed: &Passed) -> Vec<Violatio
             }
         }
         for path in spec.linux.readonly_paths.iter().filter(there) {
-            if let Some(mount) = visible(mounts, path)
+            if let Some(mount) = tree.visible(path)
                 && mount.flags & READ_ONLY == 0
                 && is_of_kernel(mount)
             {
@@ -61,7 +63,8 @@ pub(crate) fn unlocked(requests: &[Request], passed: &Passed) -> Vec<Violation> 
     let owned = owned_below(requests);
     let spaces = spaces(requests).into_iter().filter(|(space, ..)| owned.contains(space));
     let found = spaces.flat_map(|(_, image, mounts)| {
-        let gives = |mount: &&&Mount| comes_late(mount, &mounts) && !is_free(mount, spec);
+        let tree = MountTree::of(&mounts);
+        let gives = |mount: &&&Mount| comes_late(mount, &tree) && !is_free(mount, spec);
         let found = mounts.iter().filter(gives).map(|mount| Violation {
             image: image.to_owned(),
             task: None,
@@ -76,10 +79,10 @@ pub(crate) fn unlocked(requests: &[Request], passed: &Passed) -> Vec<Violation> 
 }
 
 /// Whether a mount is made when the tasks are there: it shows one of their namespaces, or lies on one that does.
-fn comes_late(mount: &Mount, mounts: &[&Mount]) -> bool {
-    let below = |mount: &&Mount| mounts.iter().find(|below| below.id.0 == mount.id.1).copied();
+fn comes_late(mount: &Mount, tree: &MountTree<'_>) -> bool {
+    let below = |mount: &&Mount| tree.numbered(mount.id.1);
     // A circle ends, too.
-    let mut line = std::iter::successors(Some(mount), below).take(mounts.len());
+    let mut line = std::iter::successors(Some(mount), below).take(tree.all().len());
     line.any(|mount| mount.pid_ns.is_some() || mount.namespace.is_some())
 }
 
@@ -114,17 +117,12 @@ fn laid_over<'s>(spec: &'s Spec, passed: &Passed) -> impl Iterator<Item = &'s St
 
 /// Whether tasks see something of the kernel's at a path that is to be hidden, or behind what hides it: on a mount that lies
 /// below that.
-fn is_reached(mounts: &[&Mount], path: &str) -> bool {
+fn is_reached(tree: &MountTree<'_>, path: &str) -> bool {
     let hidden = plain(path);
-    let at = |mount: &Mount| plain(&mount.at());
-    let shown = visible(mounts, path);
-    let shown = shown.filter(|mount| mount.from == From::FileSystem || at(mount) != hidden);
-    let is_seen = |mount: &Mount| visible(mounts, &mount.at()).is_some_and(|m| m.id == mount.id);
-    let below = mounts
-        .iter()
-        .copied()
-        .filter(|mount| at(mount) != hidden && at(mount).starts_with(&hidden) && is_seen(mount));
-    shown.into_iter().chain(below).any(is_of_kernel)
+    let shown = tree.visible(path);
+    let shown = shown.filter(|m| m.from == From::FileSystem || plain(&m.at()) != hidden);
+    let is_seen = |mount: &&Mount| tree.visible(&mount.at()).is_some_and(|m| m.id == mount.id);
+    shown.into_iter().chain(tree.below(&hidden).filter(is_seen)).any(is_of_kernel)
 }
 
 #[cfg(test)]

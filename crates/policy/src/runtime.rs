@@ -1,6 +1,6 @@
 //! What the calling runtime passed, as a limit.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Component, Path, PathBuf};
 
 use crate::capabilities::number;
@@ -324,30 +324,33 @@ pub(crate) fn with_looser_options(requests: &[Request], passed: &Passed) -> Vec<
     let Some(spec) = passed.spec.as_ref().filter(|_| !passed.grants(number::SYS_ADMIN)) else {
         return vec![];
     };
-    let mut found = vec![];
-    for (_, image, mounts) in spaces(requests) {
-        let is_made_as = |mount: &Mount, wanted: &SpecMount| {
-            !wanted.is_bind() && mount.made().is_some_and(|name| wanted.kind == name)
-        };
-        for mount in &mounts {
+    let is_made_as = |mount: &Mount, wanted: &SpecMount| {
+        !wanted.is_bind() && mount.made().is_some_and(|name| wanted.kind == name)
+    };
+    let spaces = spaces(requests);
+    let mut of_device: HashMap<u32, Vec<&Mount>> = HashMap::new();
+    for mount in spaces.iter().flat_map(|(.., mounts)| mounts) {
+        of_device.entry(mount.device).or_default().push(mount);
+    }
+    let (mut known, mut found) = (HashMap::new(), vec![]);
+    for (_, image, mounts) in &spaces {
+        for mount in mounts {
             // A part of a file system of the kernel can be one of another instance than the one around it.
             let wanted = match is_of_kernel(mount) {
                 true => configured_above(spec, &plain(&mount.at())),
                 false => configured(spec, &mount.at()),
             };
             let Some(wanted) = wanted.filter(|wanted| is_made_as(mount, wanted)) else { continue };
-            // Of several that show one file system, one is made.
-            let same = requests.iter().filter_map(|request| match &request.ask {
-                Ask::Mount(other) if other.device == mount.device => Some(other),
-                _ => None,
+            let word = known.entry((mount.device, &wanted.destination)).or_insert_with(|| {
+                // Of several that show one file system, one is made.
+                let same = of_device.get(&mount.device).into_iter().flatten();
+                let mut same = same.filter(|other| is_made_as(other, wanted));
+                same.find_map(|other| looser(wanted, other, passed.memory))
             });
-            let mut same = same.filter(|other| is_made_as(other, wanted));
-            let Some(word) = same.find_map(|other| looser(wanted, other, passed.memory)) else {
-                continue;
-            };
+            let Some(word) = word else { continue };
             let text = format!("{mount}: the calling runtime wants it with the option {word}");
-            let rule = "mounts.file-systems".to_owned();
-            found.push(Violation { image: image.to_owned(), task: None, rule, text });
+            let (image, rule) = ((*image).to_owned(), "mounts.file-systems".to_owned());
+            found.push(Violation { image, task: None, rule, text });
         }
     }
     found
@@ -384,24 +387,6 @@ pub(crate) fn is_of_kernel(mount: &Mount) -> bool {
         From::Host(_) => true,
         From::Root | From::Part { .. } | From::Given { .. } | From::Device { .. } => false,
     }
-}
-
-/// The mount that a path leads to.
-pub(crate) fn visible<'m>(mounts: &[&'m Mount], path: &str) -> Option<&'m Mount> {
-    let target = plain(path);
-    let mut here =
-        *mounts.iter().find(|m| !mounts.iter().any(|p| p.id.0 == m.id.1 && p.id.0 != m.id.0))?;
-    // Each step leads to another mount; images that go round in a circle end, too.
-    for _ in 0..mounts.len() {
-        let on_the_way = mounts.iter().filter(|m| {
-            m.id.1 == here.id.0 && m.id.0 != here.id.0 && target.starts_with(plain(&m.at()))
-        });
-        match on_the_way.min_by_key(|m| plain(&m.at()).components().count()) {
-            Some(next) => here = next,
-            None => break,
-        }
-    }
-    Some(here)
 }
 
 #[cfg(test)]
