@@ -11,12 +11,12 @@
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, FileType, fstat, statat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, openat, statat};
 use rustix::io::Errno;
 
 use crate::dir::ImageDir;
@@ -67,7 +67,7 @@ impl Feed {
     /// Who fetches the pages of `dir`, if anybody does.
     ///
     /// # Errors
-    /// If the directory cannot be looked at.
+    /// If the directory cannot be looked at; if it is somebody who is neither root nor this user, and who may never answer.
     pub fn of(dir: &ImageDir) -> Result<Option<Self>> {
         let failed = |errno: Errno| Error::io(&dir.path().join(SOCKET), "stat", errno.into());
         let path = dir.path();
@@ -82,6 +82,10 @@ impl Feed {
         if !is(SOCKET, FileType::Socket)? {
             return Ok(None);
         }
+        match socket(dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened.map_err(|e| Error::io(&path.join(SOCKET), "open", e))?,
+        };
         let stat = fstat(dir).map_err(failed)?;
         let dir = dir.try_clone_to_owned().map_err(|e| Error::io(path, "open", e))?;
         Ok(Some(Self { dir, key: (stat.st_dev, stat.st_ino), returns }))
@@ -132,8 +136,23 @@ impl Feed {
     }
 
     fn connect(&self) -> io::Result<UnixStream> {
+        let socket = socket(self.dir.as_fd())?;
         // Its path may be longer than the address of a socket can be.
-        UnixStream::connect(format!("/proc/self/fd/{}/{SOCKET}", self.dir.as_raw_fd()))
+        UnixStream::connect(format!("/proc/self/fd/{}", socket.as_raw_fd()))
+    }
+}
+
+/// The socket in a directory (`O_PATH`). Whoever owns the directory could listen there, and answer nothing: it belongs to root
+/// or to this user.
+fn socket(dir: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let socket = openat(dir, SOCKET, flags, Mode::empty())?;
+    let stat = fstat(&socket)?;
+    let is_socket = FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
+    let is_ours = [0, rustix::process::geteuid().as_raw()].contains(&stat.st_uid);
+    match is_socket && is_ours {
+        true => Ok(socket),
+        false => Err(io::Error::new(io::ErrorKind::PermissionDenied, "it belongs to another user")),
     }
 }
 

@@ -206,3 +206,16 @@ fn whoever_comes_back_is_asked_again() {
         feed.want(1, 0, page_size()).unwrap();
     });
 }
+
+/// Who can write to the directory of the images could listen there, and never answer.
+#[test]
+fn nobody_waits_for_strangers() {
+    let scene = Scene::new(None);
+    let _listener = scene.listen();
+    let feed = Feed::of(&scene.dir).unwrap().unwrap();
+    std::os::unix::fs::chown(scene.temp.path().join(SOCKET), Some(4711), None).unwrap();
+    let error = Feed::of(&scene.dir).unwrap_err().to_string();
+    assert!(error.contains(SOCKET) && error.contains("belongs to another user"), "{error}");
+    let error = feed.want(1, 0, page_size()).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
+}
