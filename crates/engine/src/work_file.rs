@@ -26,7 +26,8 @@ pub fn begin(path: &Path, permissions: u32) -> io::Result<File> {
         }
     };
     let meta = file.metadata()?;
-    if !path.is_absolute() && !(meta.is_file() && meta.nlink() == 1) {
+    let is_plain = meta.is_file() && meta.nlink() == 1;
+    if !path.is_absolute() && !is_plain {
         let why = "it is no regular file, or has other names";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
