@@ -8,11 +8,11 @@ use std::time::Duration;
 use rustix::fs::{FileType, Stat};
 use torpor_images::kind;
 use torpor_policy::{
-    Ask, Capabilities, Device, FileLock, Grant, Opening, Origin, Passed, Policy, Rules, Violation,
+    Ask, Capabilities, Device, FileLock, Grant, Origin, Passed, Policy, Rules, Violation,
 };
-use torpor_sys::rights::FileRights;
 
 use crate::error::{Error, Result};
+use crate::file::given_rights::GivenRights;
 use crate::host::Claim;
 use crate::reader::Told;
 use crate::restore::load::Checkpoint;
@@ -132,9 +132,8 @@ impl Verdict {
     }
 
     /// With which rights files are opened that images name by their paths; `None` for all.
-    pub(crate) fn file_rights(&self, policy: &Policy) -> Option<FileRights> {
-        let Opening { capabilities, user, groups } = policy.opening(self.origin?, &self.passed)?;
-        Some(FileRights { capabilities: capabilities.0, user, groups })
+    pub(crate) fn file_rights(&self, policy: &Policy) -> Option<GivenRights> {
+        policy.opening(self.origin?, &self.passed).map(GivenRights)
     }
 
     /// Ends a restore that is to take a lease on a file for a task, but the file's owner is none of

@@ -5,6 +5,7 @@ use crate::origin::Origin;
 use crate::passed::{IdKind, Passed};
 use crate::ranges::Ranges;
 use crate::rules::{Limit, Policy, Rules};
+use crate::user_maps::{IdExtent, UserMaps};
 
 /// What a file may be opened with: a descriptor keeps the credentials of its opener, and some files ask for
 /// these whenever they are used.
@@ -16,6 +17,41 @@ pub struct Opening {
     pub user: Option<u32>,
     /// The group and the supplementary groups, likewise.
     pub groups: Option<(u32, Vec<u32>)>,
+    /// The ids of the user namespace that the tasks live in, if they have one of their own.
+    pub ids: Option<UserMaps>,
+}
+
+impl Opening {
+    /// The same for a file of this user and group. Capabilities in a user namespace of one's own are over files of its ids
+    /// only, and tasks that may have any of these ids can be the file's own user or group.
+    #[must_use]
+    pub fn over(&self, user: u32, group: u32) -> Self {
+        let Some(ids) = &self.ids else { return self.clone() };
+        let own_user = nearest(&ids.users, user);
+        let own_group = nearest(&ids.groups, group);
+        let is_known = own_user == Some(user) && own_group == Some(group);
+        Opening {
+            capabilities: if is_known { self.capabilities } else { Capabilities::default() },
+            user: self.user.or(own_user),
+            groups: self.groups.clone().or(own_group.map(|group| (group, Vec::new()))),
+            ids: self.ids.clone(),
+        }
+    }
+
+    /// The same for what belongs to nobody in there, which is the least.
+    #[must_use]
+    pub fn least(&self) -> Self {
+        // No map has it: it means that there is none.
+        self.over(u32::MAX, u32::MAX)
+    }
+}
+
+/// An id of this host if a map has it, or else that of the map's root, or its first.
+fn nearest(map: &[IdExtent], id: u32) -> Option<u32> {
+    let has = |id: u32| map.iter().any(|extent| extent.inside(id).is_some());
+    let root = || map.iter().find_map(|extent| extent.outside(0));
+    let first = || map.first().map(|extent| extent.numbers().1);
+    Some(id).filter(|&id| has(id)).or_else(root).or_else(first)
 }
 
 impl Policy {
@@ -52,12 +88,14 @@ impl Policy {
         let files = [number::DAC_OVERRIDE, number::DAC_READ_SEARCH];
         let files = files.into_iter().fold(0, |all, one| all | Capabilities::only(one).0);
         // What counts in a user namespace of its own counts for its files.
+        let ids = spec.has_namespace("user").then(|| passed.maps(spec));
+        let ids = ids.filter(|ids| !ids.users.is_empty() && !ids.groups.is_empty());
         let nested = spec.has_namespace("user");
         let capabilities = if nested { capabilities & files } else { capabilities };
         // Tasks that can be anybody can open anybody's files.
         let anybody = if user.is_none() { files } else { 0 };
         let capabilities = Capabilities(capabilities | anybody);
-        Some(Opening { capabilities, user, groups })
+        Some(Opening { capabilities, user, groups, ids })
     }
 }
 
@@ -83,6 +121,7 @@ mod tests {
             capabilities: Capabilities::only(5),
             user: Some(7),
             groups: Some((8, vec![9])),
+            ids: None,
         };
         assert_eq!(of("", Origin::Elsewhere), Some(wanted.clone()));
         // A set-uid program can have opened it.
@@ -103,10 +142,44 @@ mod tests {
         let of = |linux| opening("", ALL, linux, Origin::Elsewhere).unwrap();
         let set = |names: &[&str]| Capabilities::parse(names.iter().copied()).unwrap();
         let plain = set(&["SYSLOG", "SETUID", "SETGID", "DAC_OVERRIDE", "DAC_READ_SEARCH"]);
-        assert_eq!(of("{}"), Opening { capabilities: plain, user: None, groups: None });
+        let anybody = Opening { capabilities: plain, user: None, groups: None, ids: None };
+        assert_eq!(of("{}"), anybody);
+        assert_eq!(anybody.over(0, 0), anybody);
         let nested = of(r#"{"namespaces": [{"type": "user"}]}"#);
         assert_eq!(nested.capabilities, set(&["DAC_OVERRIDE", "DAC_READ_SEARCH"]));
         // A procfs of somebody else may show the processes of others there.
         assert_eq!(of(r#"{"namespaces": [{"type": "pid"}]}"#).capabilities, plain);
+    }
+
+    /// A capability in a user namespace is over what belongs to its ids.
+    #[test]
+    fn files_of_ids_that_a_user_namespace_lacks_are_those_of_somebody_else() {
+        const MAPS: &str = r#"{"namespaces": [{"type": "user"}],
+            "uidMappings": [{"containerID": 0, "hostID": 1000, "size": 10}],
+            "gidMappings": [{"containerID": 5, "hostID": 2000, "size": 10}]}"#;
+        let of = |rights: &str| {
+            let process = format!(
+                r#"{{"user": {{"uid": 2, "gid": 5}}, "capabilities": {{"bounding": [{rights}]}}}}"#
+            );
+            opening("", &process, MAPS, Origin::Elsewhere).unwrap()
+        };
+        let seen = |opening: Opening| (opening.capabilities.0, opening.user, opening.groups);
+        let (files, none) = (1 << 1 | 1 << 2, 0);
+        let anybody = of(r#""CAP_SETUID", "CAP_SETGID""#);
+        let as_owner = |user: u32, group: u32| (Some(user), Some((group, vec![])));
+        for (owner, rights, (user, groups)) in [
+            ((1009, 2009), files, as_owner(1009, 2009)),
+            ((0, 0), none, as_owner(1000, 2000)),
+            ((1003, 0), none, as_owner(1003, 2000)),
+            ((0, 2003), none, as_owner(1000, 2003)),
+            ((1010, 2010), none, as_owner(1000, 2000)),
+        ] {
+            assert_eq!(seen(anybody.over(owner.0, owner.1)), (rights, user, groups), "{owner:?}");
+        }
+        assert_eq!(seen(anybody.least()), (none, Some(1000), Some((2000, vec![]))));
+        let one = of(r#""CAP_DAC_OVERRIDE""#);
+        let own = (Some(1002), Some((2000, vec![])));
+        assert_eq!(seen(one.over(1009, 2009)), (1 << 1, own.0, own.1.clone()));
+        assert_eq!(seen(one.over(1009, 0)), (none, own.0, own.1));
     }
 }

@@ -7,7 +7,7 @@ use crate::limits::NO_LOGIN;
 use crate::mount_options::{READ_ONLY, flags};
 use crate::namespace::NsKind;
 use crate::origin::Origin;
-use crate::spec::Spec;
+use crate::spec::{IdMapping, Spec};
 use crate::user_maps::{IdExtent, UserMaps};
 
 /// What a restore was given.
@@ -135,19 +135,29 @@ impl Passed {
 
     /// The id on this host of one in the container, if it is mapped.
     pub(crate) fn outside(&self, spec: &Spec, kind: IdKind, id: u32) -> Option<u32> {
-        let (given, joined) = match kind {
-            IdKind::User => (&spec.linux.uid_mappings, self.user_maps.as_ref().map(|m| &m.users)),
-            IdKind::Group => (&spec.linux.gid_mappings, self.user_maps.as_ref().map(|m| &m.groups)),
+        let maps = self.maps(spec);
+        let map = match kind {
+            IdKind::User => maps.users,
+            IdKind::Group => maps.groups,
         };
-        let given = given.iter().map(|map| (map.container_id, map.host_id, map.size));
-        let joined = joined.into_iter().flatten().map(IdExtent::numbers);
-        let maps: Vec<_> = given.chain(joined).collect();
-        if maps.is_empty() {
-            return Some(id);
+        match map.is_empty() {
+            true => Some(id),
+            false => map.iter().find_map(|extent| extent.outside(id)),
         }
-        maps.into_iter().find_map(|(first, lower, count)| {
-            lower.checked_add(id.checked_sub(first).filter(|&offset| offset < count)?)
-        })
+    }
+
+    /// The maps of the tasks' user namespace: those of the configuration, and those of one that is joined. None if they
+    /// have no such namespace of their own.
+    pub(crate) fn maps(&self, spec: &Spec) -> UserMaps {
+        let of = |given: &[IdMapping], joined: fn(&UserMaps) -> &Vec<IdExtent>| {
+            let given = given.iter();
+            let given = given.map(|map| IdExtent::given(map.container_id, map.host_id, map.size));
+            given.chain(self.user_maps.iter().flat_map(joined).copied()).collect()
+        };
+        UserMaps {
+            users: of(&spec.linux.uid_mappings, |maps| &maps.users),
+            groups: of(&spec.linux.gid_mappings, |maps| &maps.groups),
+        }
     }
 
     /// Whether the tasks could say themselves who has logged in: anybody may say it once.

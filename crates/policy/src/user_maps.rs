@@ -18,6 +18,11 @@ impl IdExtent {
         (count > 0 && !ends.contains(&None)).then_some(IdExtent { first, lower, count })
     }
 
+    /// As a configuration has them, which the kernel judges: ids behind the last that there is are none.
+    pub(crate) fn given(first: u32, lower: u32, count: u32) -> Self {
+        IdExtent { first, lower, count }
+    }
+
     /// The first inside, the first outside, and how many there are.
     #[must_use]
     pub fn numbers(&self) -> (u32, u32, u32) {

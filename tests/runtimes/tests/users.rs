@@ -139,6 +139,42 @@ fn files_of_others() {
     );
 }
 
+/// A volume that shows processes of this host: none of their files is opened, nor any of the restoring program.
+#[test]
+fn processes_of_this_host() {
+    const RIGHTS: &str = "with no more rights than the calling runtime gives";
+    let scratch = Scratch::new("images-processes");
+    let bundle = bundle_of(&scratch, &format!("exec 8</data; {COUNT}")).configure(|config| {
+        let mount = json!({"type": "bind", "source": "/proc", "destination": "/host", "options": ["bind", "rw"]});
+        config["mounts"].as_array_mut().unwrap().push(mount);
+    });
+    fs::create_dir_all(bundle.file("host")).unwrap();
+    bundle.write("data", "data");
+    refuses_of(
+        &scratch,
+        &bundle,
+        "",
+        &[
+            (
+                "what the first process has begun with",
+                |images| other_file(images, "/host", "/host/1/environ"),
+                &["open /host/1/environ", RIGHTS],
+            ),
+            (
+                "its memory",
+                |images| other_file(images, "/host", "/host/1/mem"),
+                &["open /host/1/mem", RIGHTS],
+            ),
+            (
+                "that of the restoring program",
+                |images| other_file(images, "/host", "/host/self/mem"),
+                &["/host/self/mem", "leads to a file of procfs over a link"],
+            ),
+        ],
+        |images| other_file(images, "/proc", "/proc/1/environ"),
+    );
+}
+
 /// What the configuration gives as a bound only: without new privileges no task has it.
 #[test]
 fn what_is_a_bound_only() {

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Gid, Mode, OFlags, ResolveFlags, Stat, Uid};
 use rustix::io::Errno;
+use torpor_sys::notify;
 
 use crate::error::{Context, Result};
 use crate::namespace::user::IdMaps;
@@ -172,6 +173,23 @@ pub(crate) fn lookup(root: BorrowedFd<'_>, path: &[u8]) -> Result<Option<Stat>> 
 pub(crate) fn kernel_number(dev: u64) -> u32 {
     let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
     major << 20 | minor & 0xf_ffff
+}
+
+/// The same file as `file`, opened with `O_PATH` through the mount that `mount` is on. A handle says of no file system, and
+/// leads to some file on each that takes it.
+///
+/// # Errors
+/// `EXDEV` if the mount is of another file system; those of name_to_handle_at(2) and open_by_handle_at(2).
+pub(crate) fn through_mount(
+    mount: BorrowedFd<'_>,
+    file: BorrowedFd<'_>,
+) -> std::io::Result<OwnedFd> {
+    let (kind, handle) = notify::handle_of(file)?;
+    let opened = notify::open_by_handle(mount, kind, &handle)?;
+    match same_inode(&rustix::fs::fstat(file)?, &rustix::fs::fstat(&opened)?) {
+        true => Ok(opened),
+        false => Err(Errno::XDEV.into()),
+    }
 }
 
 /// Whether two results of stat(2) are of the same inode.

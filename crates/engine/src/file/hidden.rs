@@ -5,14 +5,12 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 use torpor_policy::PathFile;
-use torpor_sys::notify::{handle_of, open_by_handle};
 
 use super::Found;
-use super::description::{open_flags, open_in, reopen, same_inode, without_waiting};
+use super::description::{open_flags, open_in, reopen, same_inode, through_mount, without_waiting};
 use super::opener::Opener;
 use crate::error::{Context, Error, Result};
 use crate::namespace::mount::TreeMounts;
@@ -41,8 +39,7 @@ const PLACE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW);
 /// The same file, opened with `O_PATH` through the mount of `root`.
 fn by_handle(root: &OwnedFd, file: &OwnedFd) -> Result<OwnedFd> {
     let what = || "open a hidden file by its handle".to_owned();
-    let (kind, handle) = handle_of(file.as_fd()).context(what)?;
-    open_by_handle(root.as_fd(), kind, &handle).context(what)
+    through_mount(root.as_fd(), file.as_fd()).context(what)
 }
 
 /// Opens a file of the images that another mount hides.
@@ -51,16 +48,16 @@ fn by_handle(root: &OwnedFd, file: &OwnedFd) -> Result<OwnedFd> {
 /// If the images have no such mount; if the file is not there, or cannot be opened with its flags.
 pub(super) fn open(cx: &Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
     let mnt_id = file.mount;
-    let mountpoint = cx.mounts.writable(mnt_id).map(|(_, mountpoint)| mountpoint.to_owned());
-    let mountpoint = mountpoint
+    let writable = cx.mounts.writable(mnt_id).zip(cx.mounts.on_copy(mnt_id, &file.path));
+    let ((_, mountpoint), (copy, inside)) = writable
         .ok_or_else(|| Error::invalid(file.text(), "is on a mount that is not in the images"))?;
-    let path = Path::new(std::ffi::OsStr::from_bytes(&file.path));
-    let copy = cx.mounts.open(mnt_id, path, PLACE, Mode::empty())?;
+    let copy = cx.roots.find_below(copy, inside, PLACE)?;
+    let copy = copy.context(|| format!("open {} on mount {mnt_id}", file.text()))?;
     let place = OFlags::PATH | OFlags::DIRECTORY;
     let root = cx.roots.find((mnt_id, mountpoint.as_os_str().as_bytes()), place)?;
     let found = by_handle(&root, &copy)?;
     let flags = open_flags(file.flags);
     cx.check_found((mnt_id, &file.path), flags, &found)?;
-    let _limited = cx.roots.limit()?;
+    let _limited = cx.roots.limit(found.as_fd())?;
     without_waiting(flags, |flags| reopen(&found, flags))
 }

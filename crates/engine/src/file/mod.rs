@@ -18,6 +18,7 @@ pub(crate) mod fifo;
 pub(crate) mod found;
 pub(crate) mod fown;
 pub(crate) mod ghost;
+pub(crate) mod given_rights;
 mod hidden;
 pub(crate) mod io_uring;
 pub(crate) mod lock;

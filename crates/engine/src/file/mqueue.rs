@@ -8,10 +8,10 @@ use rustix::fs::{FileType, OFlags};
 use torpor_images::proto::{FdTypes, FileEntry, RegFileEntry};
 use torpor_policy::PathFile;
 use torpor_sys::mqueue;
-use torpor_sys::rights::FileRights;
 
 use super::Found;
 use super::description::same_inode;
+use super::given_rights::GivenRights;
 use crate::error::{Context, Error, Result};
 use crate::namespace::mount::TreeMounts;
 use crate::namespace::{Namespaces, run_in};
@@ -74,7 +74,7 @@ fn name(path: &[u8]) -> Option<CString> {
 /// be opened, or the container's user may not open it.
 pub(super) fn open(
     spaces: &Namespaces,
-    rights: Option<&FileRights>,
+    rights: Option<&GivenRights>,
     file: &PathFile,
     ns_id: u32,
 ) -> Result<OwnedFd> {
@@ -83,7 +83,8 @@ pub(super) fn open(
     let flags = OFlags::from_bits_retain(file.flags) & (OFlags::RWMODE | OFlags::NONBLOCK);
     let space = spaces.open_file(ns_id)?;
     run_in(&[space.as_fd()], || {
-        let _limited = rights.map(FileRights::limit).transpose().context(what)?;
+        let limited = rights.map(|given| given.least().limit());
+        let _limited = limited.transpose().context(what)?;
         mqueue::open(&name, flags.bits().cast_signed(), 0, None).context(what)
     })
 }

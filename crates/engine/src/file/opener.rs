@@ -5,10 +5,7 @@
 //! another name; see [`super::remap`].
 
 use std::collections::{HashMap, HashSet};
-use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
@@ -18,7 +15,7 @@ use torpor_policy::ghost::Ghost;
 use torpor_policy::{FoundElsewhere, OpenFile, PathFile, Policy, Remap};
 
 use super::description::open_flags;
-use super::description::{open_in, same_inode};
+use super::description::{open_in, same_inode, through_mount};
 use super::remap::{base, parent, random, remove};
 use super::{ghost, procfs, tty};
 use crate::error::{Context, Error, Result};
@@ -464,8 +461,7 @@ fn open_as(cx: &mut Opener<'_>, reg: &PathFile, from: &Kept, own: bool) -> Resul
 fn link(from: &Kept, dir: &OwnedFd, name: &[u8]) -> std::io::Result<()> {
     match rustix::fs::linkat(&from.file, "", dir, name, AtFlags::EMPTY_PATH) {
         Err(Errno::XDEV) => {
-            let (kind, handle) = torpor_sys::notify::handle_of(dir.as_fd())?;
-            let dir = torpor_sys::notify::open_by_handle(from.name.dir.as_fd(), kind, &handle)?;
+            let dir = through_mount(from.name.dir.as_fd(), dir.as_fd())?;
             Ok(rustix::fs::linkat(&from.file, "", &dir, name, AtFlags::EMPTY_PATH)?)
         }
         other => Ok(other?),
@@ -496,9 +492,8 @@ fn step_aside(
 /// Opens a directory to make files in: through a writable copy of its mount, where
 /// there is one. Missing directories are made, and removed in the end.
 fn open_dir(cx: &mut Opener<'_>, mnt_id: i32, path: &[u8]) -> Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY;
     let what = || format!("open {}", String::from_utf8_lossy(path));
-    match open_writable(cx, mnt_id, path, flags)? {
+    match open_writable(cx, mnt_id, path)? {
         Err(Errno::NOENT) if path.len() > 1 => {}
         other => {
             let dir = other.context(what)?;
@@ -509,24 +504,27 @@ fn open_dir(cx: &mut Opener<'_>, mnt_id: i32, path: &[u8]) -> Result<OwnedFd> {
     let above = open_dir(cx, mnt_id, parent(path))?;
     let name = Name { dir: above, name: base(path).to_vec() };
     rustix::fs::mkdirat(&name.dir, &name.name, Mode::from_raw_mode(0o755)).context(what)?;
-    let dir = rustix::fs::openat(&name.dir, &name.name, flags | OFlags::CLOEXEC, Mode::empty());
+    // Whoever may write there could have put a link in its place.
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let dir = rustix::fs::openat(&name.dir, &name.name, flags, Mode::empty());
     cx.temporary.made.push((name, AtFlags::REMOVEDIR));
     cx.temporary.parents.insert(path.to_vec());
     dir.context(what)
 }
 
-fn open_writable(
-    cx: &Opener<'_>,
-    mnt_id: i32,
-    path: &[u8],
-    flags: OFlags,
-) -> Result<rustix::io::Result<OwnedFd>> {
-    if let Some((root, mountpoint)) = cx.mounts.writable(mnt_id)
-        && let Ok(inside) = Path::new(OsStr::from_bytes(path)).strip_prefix(mountpoint)
-    {
-        return Ok(open_in(root, inside.as_os_str().as_bytes(), flags, Mode::empty()));
+/// A directory through a writable copy of its mount, where there is one. Images of this host may lead where only the restore
+/// may go.
+fn open_writable(cx: &Opener<'_>, mnt_id: i32, path: &[u8]) -> Result<rustix::io::Result<OwnedFd>> {
+    let (root, path) = match cx.mounts.on_copy(mnt_id, path) {
+        Some(on_copy) => on_copy,
+        None => (cx.roots.root_of_mount(mnt_id)?, path),
+    };
+    match cx.roots.find_below(root, path, OFlags::DIRECTORY)? {
+        Err(Errno::ACCESS) if cx.verdict.made_here()? => {
+            Ok(open_in(root, path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()))
+        }
+        found => Ok(found),
     }
-    Ok(open_in(cx.roots.root_of_mount(mnt_id)?, path, flags, Mode::empty()))
 }
 
 #[cfg(test)]

@@ -11,9 +11,9 @@ use std::path::PathBuf;
 use rustix::fs::{AtFlags, CWD, FileType, OFlags, SeekFrom, Stat, StatxFlags};
 use torpor_images::proto::{FdTypes, FileEntry, RegFileEntry};
 use torpor_policy::{FileKey, FoundBy, OpenFile, PathFile};
-use torpor_sys::rights::FileRights;
 
 use super::description::{access, duplicate, is_readable, open_flags, reopen};
+use super::given_rights::GivenRights;
 use super::opener::Opener;
 use super::remap::{Named, Paths};
 use super::{Found, buildid, ext, hidden, mqueue};
@@ -279,7 +279,7 @@ pub(crate) fn open(cx: &mut Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
 
 /// With which rights queues of an IPC namespace are opened: one that the caller gives has those of others, which are opened
 /// with no more than what the calling runtime passed.
-fn rights_to_queues<'c>(cx: &'c Opener<'_>, namespace: u32) -> Option<&'c FileRights> {
+fn rights_to_queues<'c>(cx: &'c Opener<'_>, namespace: u32) -> Option<&'c GivenRights> {
     cx.roots.rights.as_ref().filter(|_| cx.spaces.given.contains_key(&namespace))
 }
 

@@ -41,6 +41,7 @@ fn given(images: &Images, owner: (u32, u32)) {
 fn where_the_containers_user_makes_files() {
     const SOCKET: &[&str] = &["a Unix socket would have its file there"];
     const GHOST: &[&str] = &["unlinked files of these images would be made there"];
+    const CLOSED: &[&str] = &["open /theirs/closed/open", "Permission denied"];
     const HIDDEN: &[&str] = &["another mount hides its place", "(foreign.mounts.hidden)"];
     const TAKEN: &[&str] = &["what has this name belongs to somebody else"];
     fn listen(images: &Images, volume: &str, path: &str, owner: u32) {
@@ -48,7 +49,10 @@ fn where_the_containers_user_makes_files() {
     }
     let scratch = Scratch::new("images-places");
     let theirs = scratch.dir("theirs");
-    command("mkdir", &["-p"]).arg(theirs.join("below")).succeed();
+    command("mkdir", &["-p"]).arg(theirs.join("below")).arg(theirs.join("closed/open")).succeed();
+    for (dir, mode) in [("closed/open", 0o777), ("closed", 0o700)] {
+        fs::set_permissions(theirs.join(dir), fs::Permissions::from_mode(mode)).unwrap();
+    }
     let bundle = bundle_of(&scratch, PROGRAM)
         .bind(&theirs, "/theirs", "rw")
         .bind(&scratch.dir("for-all"), "/for-all", "rw")
@@ -74,6 +78,11 @@ fn where_the_containers_user_makes_files() {
         ("a socket in a directory of root's", |i| listen(i, "/theirs", "/theirs/x", USER), SOCKET),
         ("one below it", |i| listen(i, "/theirs", "/theirs/below/x", USER), SOCKET),
         (
+            "one behind a directory that is closed",
+            |i| listen(i, "/theirs", "/theirs/closed/open/x", USER),
+            CLOSED,
+        ),
+        (
             "a socket of root's",
             |i| listen(i, "/vol", "/vol/x", 0),
             &["files.img: user id 0", "(foreign.users.allow)"],
@@ -86,6 +95,11 @@ fn where_the_containers_user_makes_files() {
         ("one deeper below it", |i| listen(i, "/theirs", "/theirs/inside/dir/x", USER), HIDDEN),
         ("an unlinked file there", |i| moved(i, "/theirs", "/theirs/ghost"), GHOST),
         ("one in a directory that was", |i| moved(i, "/theirs", "/theirs/was/ghost"), GHOST),
+        (
+            "one behind a directory that is closed",
+            |i| moved(i, "/theirs", "/theirs/closed/open/ghost"),
+            CLOSED,
+        ),
         ("one by the name of root's file", |i| moved(i, "/for-all", "/for-all/of-root"), TAKEN),
         (
             "a name that a dump has given to root's file",
@@ -109,7 +123,9 @@ fn where_the_containers_user_makes_files() {
     });
     let names = fs::read_dir(scratch.join("for-all")).unwrap().count();
     assert_eq!(names, 2, "something is left in the volume for all, or gone");
-    assert_eq!(fs::read_dir(&theirs).unwrap().count(), 2, "something is left in the volume");
+    for (dir, kept) in [(theirs.clone(), 3), (theirs.join("closed/open"), 0)] {
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), kept, "something is left in {dir:?}");
+    }
     let meta = fs::symlink_metadata(scratch.join("inside/dir/x")).unwrap();
     assert_eq!((meta.mode() & 0o7777, meta.uid(), meta.gid()), (0o666, USER, USER));
 }

@@ -11,13 +11,13 @@ mod overflow;
 mod search;
 
 use std::ffi::CString;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use torpor_images::proto::FhEntry;
 use torpor_policy::WatchedHandle;
 
-use super::description::{duplicate, lookup, open_in, same_inode};
+use super::description::{duplicate, lookup, same_inode};
 use super::opener::{Opener, Temporary};
 use super::regular::describe_as_path;
 use super::remap::{DELETED, Paths};
@@ -249,12 +249,13 @@ fn find_target(
     let root = cx.roots.root_of_mount(handle.mount)?;
     let file = torpor_sys::notify::open_by_handle(root, handle.kind, bytes)
         .context(|| "open a watched file by its handle".to_owned())?;
-    by_path(cx.roots, root, &file)
+    by_path(cx.roots, handle.mount, &file)
 }
 
-/// The file that a handle has led to, opened by its path below `root`. A handle leads to any
+/// The file that a handle has led to, opened by its path as the tasks see it. A handle leads to any
 /// file of the file system, also to those that the tasks have no path to.
-fn by_path(roots: &Roots, root: BorrowedFd<'_>, file: &OwnedFd) -> Result<OwnedFd> {
+fn by_path(roots: &Roots, mount: i32, file: &OwnedFd) -> Result<OwnedFd> {
+    let root = roots.root_of_mount(mount)?;
     let what = || "look for a path to a file that a handle leads to".to_owned();
     let stat = rustix::fs::fstat(file).context(what)?;
     let links = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -266,9 +267,7 @@ fn by_path(roots: &Roots, root: BorrowedFd<'_>, file: &OwnedFd) -> Result<OwnedF
         let number = file.as_raw_fd().to_string();
         rustix::fs::readlinkat(&links, number, Vec::new()).context(what)
     })?;
-    let flags = OFlags::PATH | OFlags::NOFOLLOW;
-    let _limited = roots.limit()?;
-    match open_in(root, link.as_bytes(), flags, Mode::empty()) {
+    match roots.find((mount, link.as_bytes()), OFlags::NOFOLLOW) {
         Ok(found) if same_inode(&rustix::fs::fstat(&found).context(what)?, &stat) => Ok(found),
         _ => {
             let reason = "a watched file's handle leads out of the tasks' mounts";

@@ -6,9 +6,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 
-use super::{WatchHolder, WatchedInode, has_path, open_in, own_path};
+use super::{WatchHolder, WatchedInode, has_path, own_path};
 use crate::error::{Context, Result};
 use crate::file::Found;
+use crate::file::description::open_in;
 use crate::file::found::own_pid;
 use crate::file::remap::Paths;
 use crate::proc;

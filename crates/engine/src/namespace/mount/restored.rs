@@ -1,18 +1,17 @@
 //! The mounts that a restore has made, for those who put files into them.
 
 use std::collections::HashMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-
-use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use super::autofs;
 use super::build::place_at;
 use super::collect::{clone, open_beneath};
 use super::nested::Waiting;
 use super::unpack::Contents;
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 use crate::namespace::run_in;
 
 /// The restored mounts by the numbers that they had.
@@ -169,25 +168,15 @@ impl Restored {
         self.alone.get(&mnt_id).map(|a| (a.root.as_fd(), a.mountpoint.as_path()))
     }
 
-    /// Opens a path of the mount's namespace in the writable copy of the mount.
-    ///
-    /// # Errors
-    /// `ENOENT` if there is no such mount or `path` does not lie on it; see openat2(2).
-    pub(crate) fn open(
+    /// The same root directory, and the path below it that leads where a path of the mount's namespace does; `None` if there is no
+    /// such mount, or the path does not lie on it.
+    pub(crate) fn on_copy<'p>(
         &self,
         mnt_id: i32,
-        path: &Path,
-        flags: OFlags,
-        mode: Mode,
-    ) -> Result<OwnedFd> {
-        let what = || format!("open {} on mount {mnt_id}", path.display());
-        let found = self.writable(mnt_id);
-        let inside = found.and_then(|(root, at)| Some((root, path.strip_prefix(at).ok()?)));
-        let Some((root, relative)) = inside else {
-            return Err(Error::Os { what: what(), source: rustix::io::Errno::NOENT.into() });
-        };
-        let relative = if relative.as_os_str().is_empty() { Path::new(".") } else { relative };
-        let flags = flags | OFlags::CLOEXEC;
-        rustix::fs::openat2(root, relative, flags, mode, ResolveFlags::IN_ROOT).context(what)
+        path: &'p [u8],
+    ) -> Option<(BorrowedFd<'_>, &'p [u8])> {
+        let (root, mountpoint) = self.writable(mnt_id)?;
+        let inside = Path::new(OsStr::from_bytes(path)).strip_prefix(mountpoint).ok()?;
+        Some((root, inside.as_os_str().as_bytes()))
     }
 }

@@ -7,12 +7,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 
-use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, Stat};
+use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
+use torpor_policy::{Capabilities, Opening};
 use torpor_sys::rights::{FileRights, Limited};
 
 use crate::error::{Context, Error, Result};
-use crate::file::description::{open_in, reopen, same_inode, without_waiting};
+use crate::file::description::{duplicate, open_in, reopen, same_inode, without_waiting};
+use crate::file::given_rights::GivenRights;
 
 /// `CAP_DAC_OVERRIDE`, `CAP_FOWNER` (linux/capability.h).
 const DAC_OVERRIDE: u32 = 1;
@@ -33,7 +35,7 @@ pub(crate) struct Roots {
     /// The mount namespace of the root task.
     pub first: Option<u32>,
     /// What the calling runtime has given the container, or what a user of this host has, if that is known.
-    pub rights: Option<FileRights>,
+    pub rights: Option<GivenRights>,
     /// Whether they are those of a user of this host (`--files-as`).
     pub of_user: bool,
 }
@@ -42,8 +44,9 @@ impl Roots {
     /// Files are opened and made with the rights of this user of this host, and its group and further groups. It could have put
     /// something else in the place of its files since its tasks were dumped, or links to files of others.
     pub(crate) fn limit_to_user(&mut self, user: u32, groups: (u32, Vec<u32>)) {
-        let rights = FileRights { capabilities: 0, user: Some(user), groups: Some(groups) };
-        (self.rights, self.of_user) = (Some(rights), true);
+        let (user, groups) = (Some(user), Some(groups));
+        let rights = Opening { capabilities: Capabilities::default(), user, groups, ids: None };
+        (self.rights, self.of_user) = (Some(GivenRights(rights)), true);
     }
 
     /// Who has given the rights, and whose they are, for messages.
@@ -107,7 +110,7 @@ impl Roots {
         if flags.contains(OFlags::PATH) {
             return Ok(found);
         }
-        let limited = self.limit_to(is_of_tree)?;
+        let limited = self.limit_over(&found, is_of_tree)?;
         let opened = self.open_found(at, &found, flags);
         drop(limited);
         match opened {
@@ -126,20 +129,41 @@ impl Roots {
     /// # Errors
     /// As [`Roots::open_path`].
     pub(crate) fn find(&self, at: PathAt<'_>, flags: OFlags) -> Result<OwnedFd> {
-        // A procfs can hide who is not of one's user (`hidepid`); that they are there is all that a look-up tells.
-        let limited = self.limit_to(true)?;
-        let found = self.find_own(at, flags);
-        drop(limited);
-        match found {
+        let (mnt_id, path) = at;
+        let found = self.find_below(self.root_of_mount(mnt_id)?, path, flags)?;
+        match found.context(|| format!("open {}", String::from_utf8_lossy(path))) {
             Err(denied) if denied.is_denial() && self.is_firm(at)? => self.find_own(at, flags),
             found => found.map_err(|e| self.said(e)),
         }
     }
 
+    /// The same below another directory.
+    ///
+    /// # Errors
+    /// If the rights for that cannot be given up. The inner ones are those of openat2(2).
+    pub(crate) fn find_below(
+        &self,
+        root: BorrowedFd<'_>,
+        path: &[u8],
+        flags: OFlags,
+    ) -> Result<rustix::io::Result<OwnedFd>> {
+        let flags = place(flags);
+        let found = {
+            let least = self.rights.as_ref().map(|given| limit_look_up(&given.least()));
+            let _limited = least.transpose()?;
+            open_in(root, path, flags, Mode::empty())
+        };
+        match (&self.rights, found) {
+            (Some(given), Err(Errno::ACCESS)) if given.differ() => {
+                find_in_steps(given, root, path, flags)
+            }
+            (_, found) => Ok(found),
+        }
+    }
+
     /// The same with all rights.
     fn find_own(&self, (mnt_id, path): PathAt<'_>, flags: OFlags) -> Result<OwnedFd> {
-        let flags = flags.intersection(OFlags::NOFOLLOW | OFlags::DIRECTORY) | OFlags::PATH;
-        open_in(self.root_of_mount(mnt_id)?, path, flags, Mode::empty())
+        open_in(self.root_of_mount(mnt_id)?, path, place(flags), Mode::empty())
             .context(|| format!("open {}", String::from_utf8_lossy(path)))
     }
 
@@ -185,12 +209,11 @@ impl Roots {
 
     /// Opens a regular file that belongs to the container's user, whatever its mode is by now.
     fn open_as_owner(&self, file: &OwnedFd, flags: OFlags) -> Result<Option<OwnedFd>> {
-        let Some(rights @ FileRights { user: Some(user), .. }) = &self.rights else {
-            return Ok(None);
-        };
+        let Some(given) = &self.rights else { return Ok(None) };
         let stat = rustix::fs::fstat(file).context(|| "fstat".to_owned())?;
+        let rights = given.over(&stat);
         let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        if !is_regular || stat.st_uid != *user || flags.contains(OFlags::NOFOLLOW) {
+        if !is_regular || rights.user != Some(stat.st_uid) || flags.contains(OFlags::NOFOLLOW) {
             return Ok(None);
         }
         let _owner = rights.with(DAC_OVERRIDE).limit().context(|| "open a file".to_owned())?;
@@ -232,7 +255,7 @@ impl Roots {
     /// # Errors
     /// If the rights for that cannot be given up.
     pub(crate) fn may_make_in(&self, dir: BorrowedFd<'_>) -> Result<bool> {
-        let Some(_limited) = self.limit()? else { return Ok(true) };
+        let Some(_limited) = self.limit(dir)? else { return Ok(true) };
         Ok(!is_denied(accessed(dir, Access::WRITE_OK | Access::EXEC_OK)))
     }
 
@@ -241,9 +264,10 @@ impl Roots {
     /// # Errors
     /// If the rights for that cannot be given up; if the kernel says nothing of the file.
     pub(crate) fn may_read(&self, file: BorrowedFd<'_>) -> Result<bool> {
-        let Some(_limited) = self.limit()? else { return Ok(true) };
+        let Some(given) = &self.rights else { return Ok(true) };
         let stat = rustix::fs::fstat(file).context(|| "fstat".to_owned())?;
-        let is_own = self.rights.as_ref().and_then(|rights| rights.user) == Some(stat.st_uid);
+        let is_own = given.over(&stat).user == Some(stat.st_uid);
+        let _limited = self.limit(file)?;
         Ok(is_own || !is_denied(accessed(file, Access::READ_OK)))
     }
 
@@ -253,11 +277,11 @@ impl Roots {
     /// # Errors
     /// If the kernel says nothing of the directory.
     pub(crate) fn may_take_from(&self, dir: BorrowedFd<'_>, file: &Stat) -> Result<bool> {
-        let Some(rights) = &self.rights else { return Ok(true) };
+        let Some(given) = &self.rights else { return Ok(true) };
         let dir = rustix::fs::fstat(dir).context(|| "fstat".to_owned())?;
         let is_for_all = Mode::from_raw_mode(dir.st_mode).contains(Mode::SVTX);
-        let is_own = |stat: &Stat| rights.user.is_none_or(|user| user == stat.st_uid);
-        let has_right = rights.capabilities & 1 << FOWNER != 0;
+        let is_own = |stat: &Stat| given.over(stat).user.is_none_or(|user| user == stat.st_uid);
+        let has_right = given.over(file).capabilities & 1 << FOWNER != 0;
         Ok(!is_for_all || has_right || is_own(&dir) || is_own(file))
     }
 
@@ -270,10 +294,8 @@ impl Roots {
         kind: FileType,
         access: Access,
     ) -> Result<Option<OwnedFd>> {
-        let Some(_limited) = self.limit()? else { return Ok(None) };
-        let Ok(file) = self.find_own((mnt_id, path), OFlags::PATH) else {
-            return Ok(None);
-        };
+        let Ok(file) = self.find((mnt_id, path), OFlags::PATH) else { return Ok(None) };
+        let Some(_limited) = self.limit(file.as_fd())? else { return Ok(None) };
         let stat = rustix::fs::fstat(&file).context(|| "fstat".to_owned())?;
         let is_of_kind = FileType::from_raw_mode(stat.st_mode) == kind;
         let has_access = accessed(&file, access).is_ok();
@@ -300,22 +322,22 @@ impl Roots {
         self.open_found(at, &found, flags)
     }
 
-    /// While the result lives, this thread has no more rights for files than what the runtime passed.
+    /// While the result lives, this thread has no more rights over a file than what the runtime passed.
     ///
     /// # Errors
-    /// As [`FileRights::limit`].
-    pub(crate) fn limit(&self) -> Result<Option<Limited>> {
-        self.limit_to(false)
+    /// As [`FileRights::limit`]; if the kernel says nothing of the file.
+    pub(crate) fn limit(&self, file: BorrowedFd<'_>) -> Result<Option<Limited>> {
+        self.limit_over(file, false)
     }
 
     /// The same, with the right to the processes of others if it is for `processes`.
-    fn limit_to(&self, processes: bool) -> Result<Option<Limited>> {
-        let limit = |rights: &FileRights| match processes {
-            true => rights.with(SYS_PTRACE).limit(),
-            false => rights.limit(),
-        };
-        let limited = self.rights.as_ref().map(limit).transpose();
-        limited.context(|| "open a file as the container's user".to_owned())
+    fn limit_over(&self, file: impl AsFd, processes: bool) -> Result<Option<Limited>> {
+        let Some(given) = &self.rights else { return Ok(None) };
+        let rights = given.over(&rustix::fs::fstat(file).context(|| "fstat".to_owned())?);
+        match processes {
+            true => limit_look_up(&rights).map(Some),
+            false => rights.limit().context(as_user).map(Some),
+        }
     }
 
     /// The root directory of the mount namespace that `mnt_id` belongs to.
@@ -329,6 +351,51 @@ impl Roots {
             .map(AsFd::as_fd)
             .ok_or_else(|| Error::invalid("mountpoints", format!("no root for mount {mnt_id}")))
     }
+}
+
+/// What is done with fewer rights, for errors.
+fn as_user() -> String {
+    "open a file as the container's user".to_owned()
+}
+
+/// Limits this thread, but for the right to the processes of others: a procfs can hide who is not of one's user (`hidepid`),
+/// and that they are there is all that a look-up tells.
+fn limit_look_up(rights: &FileRights) -> Result<Limited> {
+    rights.with(SYS_PTRACE).limit().context(as_user)
+}
+
+/// Flags that only look up what is there.
+fn place(flags: OFlags) -> OFlags {
+    flags.intersection(OFlags::NOFOLLOW | OFlags::DIRECTORY) | OFlags::PATH
+}
+
+/// What a path leads to below `root`, over no link: each directory on the way is searched with the rights over it. A path of a dump
+/// leads over no link, as a rule.
+fn find_in_steps(
+    given: &GivenRights,
+    root: BorrowedFd<'_>,
+    path: &[u8],
+    flags: OFlags,
+) -> Result<rustix::io::Result<OwnedFd>> {
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
+    let step = |at: &OwnedFd, name: &[u8], flags: OFlags| {
+        let stat = rustix::fs::fstat(at).context(|| "fstat".to_owned())?;
+        let _limited = limit_look_up(&given.over(&stat))?;
+        Ok(match rustix::fs::openat2(at, name, flags | OFlags::CLOEXEC, Mode::empty(), resolve) {
+            Err(Errno::LOOP | Errno::XDEV) => Err(Errno::ACCESS),
+            next => next,
+        })
+    };
+    let names: Vec<_> = path.split(|&c| c == b'/').filter(|name| !name.is_empty()).collect();
+    let Some((last, above)) = names.split_last() else { return Ok(Err(Errno::ACCESS)) };
+    let mut at = duplicate(root)?;
+    for name in above {
+        at = match step(&at, name, place(OFlags::DIRECTORY))? {
+            Ok(next) => next,
+            denied => return Ok(denied),
+        };
+    }
+    step(&at, last, flags)
 }
 
 /// Whether this thread has an access to a file: by the ids for files, and not the real ones.
@@ -353,6 +420,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
     use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
+    use torpor_policy::{Capabilities, IdExtent, Opening, UserMaps};
 
     use super::*;
 
@@ -421,5 +489,58 @@ mod tests {
             let got = rustix::fs::fcntl_getfl(&opened).unwrap();
             assert!(is_opened() && got.contains(flags), "{got:?}");
         }
+    }
+
+    /// Capabilities in a user namespace are over what belongs to its ids, also where somebody may have each of these ids.
+    #[test]
+    fn rights_in_a_user_namespace_are_over_its_own_ids() {
+        let dir = tempfile::tempdir().unwrap();
+        let set = |path: &str, owner, group, mode| {
+            let path = dir.path().join(path);
+            chown(&path, Some(owner), Some(group)).unwrap();
+            std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        };
+        let at = |path: &str| dir.path().join(path);
+        for name in ["closed", "home"] {
+            std::fs::create_dir(at(name)).unwrap();
+        }
+        let files = [
+            ("root's", 0, 0, 0o600, false),
+            ("own", 100_005, 100_005, 0o600, true),
+            ("own, of root's group", 100_005, 0, 0o600, true),
+            ("root's, of an own group", 0, 100_005, 0o660, true),
+            ("root's group", 0, 0, 0o060, false),
+            ("closed/inside", 100_005, 100_005, 0o666, false),
+            ("home/inside", 100_005, 100_005, 0o600, true),
+            ("home/root's", 0, 0, 0o600, false),
+        ];
+        for (name, owner, group, mode, _) in files {
+            std::fs::write(at(name), "").unwrap();
+            set(name, owner, group, mode);
+        }
+        set("closed", 0, 0, 0o700);
+        set("home", 100_006, 100_006, 0o700);
+        set("", 0, 0, 0o755);
+        let map = vec![IdExtent::new(0, 100_000, 1000).unwrap()];
+        let given = Opening {
+            capabilities: Capabilities(1 << DAC_OVERRIDE),
+            user: None,
+            groups: None,
+            ids: Some(UserMaps { users: map.clone(), groups: map }),
+        };
+        let root = std::fs::File::open(dir.path()).unwrap().into();
+        let rights = Some(GivenRights(given));
+        let by_ns = HashMap::from([(1, root)]);
+        let roots = Roots { by_ns, first: Some(1), rights, ..Roots::default() };
+        for (name, .., is_opened) in files {
+            let at: PathAt<'_> = (-1, name.as_bytes());
+            let opened = roots.open_path(at, OFlags::RDWR, |_| Ok(false));
+            assert_eq!(opened.is_ok(), is_opened, "{name}: {opened:?}");
+        }
+        let may_make = |path: &str| {
+            let dir = std::fs::File::open(at(path)).unwrap();
+            roots.may_make_in(dir.as_fd()).unwrap()
+        };
+        assert!(may_make("home") && !may_make("closed") && !may_make(""));
     }
 }

@@ -12,20 +12,19 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Stat, StatxFlags, Uid,
-};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Stat, StatxFlags, Uid};
 use rustix::io::Errno;
 use torpor_images::proto::{FilePermsEntry, UnixSkEntry};
 use torpor_policy::{SocketFile, UnixName};
 use torpor_sys::number::short;
-use torpor_sys::rights::FileRights;
 use torpor_sys::socket;
 
 use super::Neighbours;
 use super::place::{self, Placed};
 use crate::error::{Context, Error, Result};
 use crate::file::Found;
+use crate::file::description::open_in;
+use crate::file::given_rights::GivenRights;
 use crate::file::remap::random;
 use crate::namespace::mount::TreeMounts;
 use crate::namespace::run_in;
@@ -222,19 +221,27 @@ struct Bound {
     owner: Option<(u32, u32)>,
     mode: Option<Mode>,
     /// With which rights the file of a socket that nobody has goes; `None` for all.
-    rights: Option<FileRights>,
+    rights: Option<GivenRights>,
 }
 
 impl Bound {
     fn of(cx: &Neighbours<'_>, file: &SocketFile) -> Result<Self> {
         let leaf = file.path.file_name().unwrap_or_default().as_bytes().to_vec();
         let parent = file.path.parent().unwrap_or(Path::new("/"));
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let copy = cx.mounts.open(file.mount, parent, flags, Mode::empty()).ok();
         let root = cx.roots.root_of_mount(file.mount)?;
-        let inside = parent.strip_prefix("/").unwrap_or(parent);
-        let inside = if inside.as_os_str().is_empty() { Path::new(".") } else { inside };
-        let seen = rustix::fs::openat2(root, inside, flags, Mode::empty(), ResolveFlags::IN_ROOT);
+        let bytes = parent.as_os_str().as_bytes();
+        let is_firm = cx.roots.is_firm((file.mount, bytes))?;
+        let find = |root: BorrowedFd<'_>, path: &[u8]| {
+            let flags = OFlags::PATH | OFlags::DIRECTORY;
+            match is_firm {
+                true => Ok(open_in(root, path, flags, Mode::empty())),
+                false => cx.roots.find_below(root, path, flags),
+            }
+        };
+        let copy = cx.mounts.on_copy(file.mount, bytes);
+        let copy =
+            copy.map(|(root, path)| find(root, path)).transpose()?.and_then(|found| found.ok());
+        let seen = find(root, bytes)?;
         // What hides the mount is not where the file belongs.
         let hidden = matches!((&seen, &copy), (Ok(a), Some(b)) if !same_file(a, b));
         let dir = match (seen, &copy) {
@@ -247,7 +254,6 @@ impl Bound {
             (maps.uid_outside(uid).unwrap_or(uid), maps.gid_outside(gid).unwrap_or(gid))
         };
         let (owner, mode) = (file.owner.map(outside), file.mode.map(Mode::from_raw_mode));
-        let is_firm = cx.roots.is_firm((file.mount, parent.as_os_str().as_bytes()))?;
         let rights = cx.roots.rights.clone().filter(|_| !is_firm);
         Ok(Bound { dir, copy, leaf, path: file.path.clone(), owner, mode, rights })
     }
@@ -412,6 +418,8 @@ fn descend(path: &Path, made: &mut Vec<PathBuf>) -> Result<()> {
 mod tests {
     use std::os::unix::fs::MetadataExt;
 
+    use torpor_policy::{Capabilities, Opening};
+
     use super::*;
     use crate::file::socket::testing::close;
 
@@ -559,8 +567,9 @@ mod tests {
         let sticky = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
         std::fs::set_permissions(dir.path(), sticky).unwrap();
         let bound = |user: u32| {
-            let rights =
-                FileRights { user: Some(user), groups: Some((user, vec![])), capabilities: 0 };
+            let (user, groups) = (Some(user), Some((user, vec![])));
+            let capabilities = Capabilities::default();
+            let rights = GivenRights(Opening { capabilities, user, groups, ids: None });
             bind_at(&Bound { rights: Some(rights), ..place(dir.path(), "socket") }, b"socket\0")
         };
         let before = owner_and_mode(&path);

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Uid};
 use rustix::io::Errno;
-use torpor_sys::rights::FileRights;
 use torpor_sys::socket;
 
 use super::name::{address, proc_path};
 use crate::error::{Context, Result};
+use crate::file::given_rights::GivenRights;
 
 /// How long a socket may take to be gone: the kernel closes some a moment after their last task has ended (those of
 /// an io_uring instance, or in flight).
@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 pub(super) fn remove_old(
     leaf: &Path,
     path: &Path,
-    rights: Option<&FileRights>,
+    rights: Option<&GivenRights>,
 ) -> Result<Option<Stat>> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     // Then bind will say so.
@@ -48,7 +48,7 @@ pub(super) fn remove_old(
         }
         std::thread::sleep(PAUSE);
     }
-    let _limited = rights.map(FileRights::limit).transpose().context(what)?;
+    let _limited = rights.map(|given| given.over(&stat).limit()).transpose().context(what)?;
     rustix::fs::unlink(leaf).context(what)?;
     Ok(Some(stat))
 }
