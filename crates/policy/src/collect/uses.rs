@@ -76,7 +76,7 @@ pub(super) fn collect(
             all.add(&*image, None, Ask::Use { text, capability });
         }
     }
-    // All together: the kernel counts them for nobody, since the restore makes the instances.
+    // All together: the restore registers them under no limit.
     let rings = checkpoint.files.iter().filter_map(|entry| IoUring::of(entry));
     let pinned = rings.fold(0, |all: u64, ring| all.saturating_add(ring.pinned()));
     if pinned > most_locked(passed) {

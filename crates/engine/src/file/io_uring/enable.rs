@@ -6,13 +6,16 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
+use rustix::process::{Pid, PidfdGetfdFlags, Resource, Rlimit, pidfd_getfd, prlimit};
 use torpor_policy::{IoUring, RingRestrictions};
 use torpor_sys::io_uring::register_file;
 use torpor_tracee::Tracee;
 
 use super::groups;
-use super::requests::{REGISTER_BUFFERS, REGISTER_EVENTFD, REGISTER_IOWQ_MAX_WORKERS};
+use super::requests::{
+    REGISTER_BUFFERS, REGISTER_EVENTFD, REGISTER_IOWQ_MAX_WORKERS, REGISTER_RING_FDS,
+    UNREGISTER_RING_FDS,
+};
 use crate::error::{Context, Error, Result};
 use crate::file::open::OpenFiles;
 use crate::proc;
@@ -84,7 +87,8 @@ fn fetch(task: &Task, fd: u64) -> Result<OwnedFd> {
         .context(|| "pidfd_getfd of an io_uring instance".to_owned())
 }
 
-/// Registers the buffers that the instance had.
+/// Registers the buffers that the instance had. The task's limit on locked memory is given later, and may be lower than when they
+/// were registered: what all instances lock together was judged.
 fn register_buffers(husk: &mut Tracee, fd: u64, ring: &IoUring) -> Result<()> {
     if ring.buffers.is_empty() {
         return Ok(());
@@ -92,6 +96,7 @@ fn register_buffers(husk: &mut Tracee, fd: u64, ring: &IoUring) -> Result<()> {
     let words: Vec<u64> =
         ring.buffers.iter().flat_map(|&(address, length)| [address, length]).collect();
     let count = ring.buffers.len() as u64;
+    let pid = Pid::from_raw(husk.pid());
     let mut batch = husk.batch();
     if !batch.fits(words.len() * 8) {
         return Err(Error::invalid("files.img", "an io_uring instance has too many buffers"));
@@ -99,7 +104,14 @@ fn register_buffers(husk: &mut Tracee, fd: u64, ring: &IoUring) -> Result<()> {
     let place = place_words(&mut batch, &words).0;
     let done = batch.call((libc::SYS_io_uring_register, [fd, REGISTER_BUFFERS, place, count]));
     let what = || "registering buffers with io_uring (see the limit on locked memory)".to_owned();
-    batch.run()?.expect(done, what)?;
+    // Whoever may not raise it has what it is.
+    let before = prlimit(pid, Resource::Memlock, Rlimit { current: None, maximum: None }).ok();
+    let registered = batch.run();
+    if let Some(before) = before {
+        prlimit(pid, Resource::Memlock, before)
+            .context(|| "the limit on locked memory".to_owned())?;
+    }
+    registered?.expect(done, what)?;
     Ok(())
 }
 
@@ -107,6 +119,14 @@ fn register_buffers(husk: &mut Tracee, fd: u64, ring: &IoUring) -> Result<()> {
 fn limit_workers(husk: &mut Tracee, fd: u64, ring: &IoUring) -> Result<()> {
     let Some([files, others]) = ring.workers else { return Ok(()) };
     let mut script = Script::new(husk);
+    if !ring.is_polled() {
+        // They are those of a thread that has made the instance, or has had it in its table.
+        let [update, removal] = [script.words(&[0, fd]).0, script.words(&[0, 0]).0];
+        let known = (libc::SYS_io_uring_register, [fd, REGISTER_RING_FDS, update, 1]);
+        script.step("registering a descriptor of io_uring", known);
+        let removed = (libc::SYS_io_uring_register, [fd, UNREGISTER_RING_FDS, removal, 1]);
+        script.step("removing a registered descriptor of io_uring", removed);
+    }
     let limits = script.words(&[u64::from(files) | u64::from(others) << 32]).0;
     let args = [fd, REGISTER_IOWQ_MAX_WORKERS, limits, 2];
     script.step("limiting the workers of io_uring", (libc::SYS_io_uring_register, args));

@@ -13,6 +13,7 @@ use torpor_policy::{IoUring, OpenFile, TableNumber};
 use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Mapping, RemoteAddr, Tracee, parse_maps};
 
+use super::requests::REGISTER_RING_FDS;
 use super::users::PLACES;
 use super::{
     GETEVENTS, KNOWN, MAX_CALLS, MAX_SQ, OFF_SQES, SETUP_CQSIZE, SETUP_DEFER_TASKRUN,
@@ -28,8 +29,6 @@ use crate::restore::process::{Rights, in_its_name};
 use crate::restore::tasks::Task;
 use crate::task::Script;
 
-/// A request of io_uring_register(2).
-const REGISTER_RING_FDS: u64 = 20;
 /// The most registered files (`IORING_MAX_FIXED_FILES`).
 const MAX_FILES: u32 = 1 << 20;
 /// Offsets in `struct io_rings` of what a restore moves.
@@ -258,12 +257,10 @@ fn register_with(thread: &mut Tracee, fd: i32, place: u32) -> Result<()> {
     script.run().map(drop)
 }
 
-/// Makes an instance in a husk whose other memory is in place, and returns its descriptor.
+/// Makes an instance in a husk whose other memory is in place, and returns its descriptor. The kernel counts what an instance
+/// locks for the user that has made it, for nobody if that one may lock anything, and works in the name of that one.
 fn make(task: &mut Task, files: &OpenFiles, ring: &IoUring, rights: Rights<'_>) -> Result<u64> {
-    let fd = match ring.is_polled() {
-        true => in_its_name(task, rights, |thread| setup(thread, ring))?,
-        false => setup(task.remote()?, ring)?,
-    };
+    let fd = in_its_name(task, rights, |thread| setup(thread, ring))?;
     enable::register(task, files, fd, ring)?;
     fill(task.remote()?, fd, ring)?;
     enable::tell_event(task, fd, ring)?;
