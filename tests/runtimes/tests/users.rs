@@ -175,6 +175,60 @@ fn processes_of_this_host() {
     );
 }
 
+/// In a user namespace nobody has a right over what belongs to this host's root, whatever ids and capabilities there are.
+#[test]
+fn files_of_ids_that_a_user_namespace_lacks() {
+    const RIGHTS: &str = "with no more rights than the calling runtime gives";
+    const ROOT: u32 = 300_000;
+    let scratch = Scratch::new("images-mapped");
+    let mapped = json!([{"containerID": 0, "hostID": ROOT, "size": 65_536}]);
+    let bundle = bundle_of(&scratch, &format!("exec 8</data; {COUNT}"))
+        .bind(&scratch.dir("files"), "/files", "rw")
+        .configure(|config| {
+            let all = ["CAP_SETUID", "CAP_SETGID", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH"];
+            for set in ["bounding", "effective", "permitted"] {
+                config["process"]["capabilities"][set] = json!(all);
+            }
+            // The groups of such a container are its own to change.
+            let mounts = config["mounts"].as_array_mut().unwrap();
+            let groups = mounts.iter_mut().find(|mount| mount["type"] == "cgroup").unwrap();
+            groups["options"].as_array_mut().unwrap().retain(|option| option != "ro");
+            let linux = &mut config["linux"];
+            linux["namespaces"].as_array_mut().unwrap().push(json!({"type": "user"}));
+            (linux["uidMappings"], linux["gidMappings"]) = (mapped.clone(), mapped);
+        });
+    bundle.write("data", "data");
+    fs::create_dir_all(bundle.file("files")).unwrap();
+    let owner = format!("{ROOT}:{ROOT}");
+    command("chown", &["--recursive", "--no-dereference", &owner]).arg(bundle.file("")).succeed();
+    let at = |path: &str| scratch.join("files").join(path);
+    fs::create_dir(at("closed")).unwrap();
+    for (path, owner) in [("secret", 0), ("closed/inside", ROOT + 5), ("theirs", ROOT + 5)] {
+        fs::write(at(path), path).unwrap();
+        std::os::unix::fs::chown(at(path), Some(owner), Some(owner)).unwrap();
+        fs::set_permissions(at(path), Permissions::from_mode(0o600)).unwrap();
+    }
+    fs::set_permissions(at("closed"), Permissions::from_mode(0o700)).unwrap();
+    refuses_of(
+        &scratch,
+        &bundle,
+        "",
+        &[
+            (
+                "this host's root's",
+                |images| other_file(images, "/files", "/files/secret"),
+                &["open /files/secret", RIGHTS],
+            ),
+            (
+                "one in this host's root's directory",
+                |images| other_file(images, "/files", "/files/closed/inside"),
+                &["open /files/closed/inside", RIGHTS],
+            ),
+        ],
+        |images| other_file(images, "/files", "/files/theirs"),
+    );
+}
+
 /// What the configuration gives as a bound only: without new privileges no task has it.
 #[test]
 fn what_is_a_bound_only() {
