@@ -31,14 +31,13 @@ impl Ghost {
 }
 
 impl SocketKind {
-    /// What is judged of it, if it is the file of a number: that it sees packets of others.
-    #[must_use]
-    pub fn ask(&self, file: u32) -> Option<Ask> {
+    /// What is judged of it, if it is the file of a number, and in a network that is `given`: that it sees packets of others.
+    pub(crate) fn ask(&self, file: u32, given: bool) -> Option<Ask> {
         let [domain, kind, _] = self.arguments();
         match (domain, kind) {
-            (libc::AF_PACKET, _) => Some(Ask::RawSocket { kind: "packet", file }),
+            (libc::AF_PACKET, _) => Some(Ask::RawSocket { kind: "packet", file, given }),
             (libc::AF_INET | libc::AF_INET6, libc::SOCK_RAW) => {
-                Some(Ask::RawSocket { kind: "raw", file })
+                Some(Ask::RawSocket { kind: "raw", file, given })
             }
             _ => None,
         }

@@ -336,19 +336,13 @@ impl Rules {
                     .map(|why| ("mounts.write-read-only", why))
             }
             // What is in networks of the caller's takes the rights of this host.
-            Ask::RawSocket { kind, .. } => {
-                let granted = match *kind {
-                    "ping" => passed.grants_here(number::NET_RAW),
-                    _ => passed.grants(number::NET_RAW),
-                };
+            Ask::RawSocket { given, .. } => {
+                let granted = passed.grants_in_network(*given, number::NET_RAW);
                 denied(self.raw_sockets, granted, "CAP_NET_RAW is not given")
                     .map(|why| ("network.raw-sockets", why))
             }
             Ask::Port { given, .. } => {
-                let granted = match *given {
-                    true => passed.grants_here(number::NET_BIND_SERVICE),
-                    false => passed.grants(number::NET_BIND_SERVICE),
-                };
+                let granted = passed.grants_in_network(*given, number::NET_BIND_SERVICE);
                 denied(self.ports, granted, "CAP_NET_BIND_SERVICE is not given")
                     .map(|why| ("network.ports", why))
             }
@@ -358,12 +352,10 @@ impl Rules {
                 denied(self.connections, granted, "the caller has not said --tcp-established")
                     .map(|why| ("network.connections", why))
             }
-            Ask::SocketOption { capability, .. } => {
+            Ask::SocketOption { capability, given, .. } => {
                 // The others count on this host only.
-                let granted = match *capability {
-                    number::NET_RAW => passed.grants(number::NET_RAW),
-                    other => passed.grants_here(other),
-                };
+                let of_host = *given || *capability != number::NET_RAW;
+                let granted = passed.grants_in_network(of_host, *capability);
                 denied(self.socket_options, granted, "it is not given")
                     .map(|why| ("network.socket-options", why))
             }

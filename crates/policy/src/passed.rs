@@ -91,6 +91,11 @@ impl Passed {
         let nested = self.spec.as_ref().is_some_and(|spec| spec.has_namespace("user"));
         !nested && self.grants(capability)
     }
+
+    /// The same in a network namespace. One that is `given` does not belong to a user namespace of the tasks' own.
+    pub(crate) fn grants_in_network(&self, given: bool, capability: u32) -> bool {
+        if given { self.grants_here(capability) } else { self.grants(capability) }
+    }
 }
 
 /// Users, or groups.

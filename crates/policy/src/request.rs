@@ -172,6 +172,8 @@ pub enum Ask {
         kind: Word,
         /// Its number.
         file: u32,
+        /// The network namespace is this host's, or one that the caller gives.
+        given: bool,
     },
     /// A socket with a port that not everybody may have in its network namespace.
     Port {
@@ -195,6 +197,8 @@ pub enum Ask {
         text: String,
         /// The number of the capability.
         capability: u32,
+        /// The network namespace is this host's, or one that the caller gives.
+        given: bool,
     },
     /// A socket outside of the tasks that one of theirs is connected to.
     ExternalSocket {
@@ -512,13 +516,13 @@ impl fmt::Display for Ask {
             Ask::ReleaseAgent { path, program } => {
                 write!(f, "cgroup {path:?} has {program:?} run on this host")
             }
-            Ask::RawSocket { kind, file } => write!(f, "a {kind} socket (file {file})"),
+            Ask::RawSocket { kind, file, .. } => write!(f, "a {kind} socket (file {file})"),
             Ask::Port { file, port, given } => {
                 let whose = if *given { "the caller's" } else { "their own" };
                 write!(f, "a socket with port {port} of {whose} network (file {file})")
             }
             Ask::Connection { file } => write!(f, "a connection of TCP that goes on (file {file})"),
-            Ask::SocketOption { file, text, capability } => {
+            Ask::SocketOption { file, text, capability, .. } => {
                 let capability = Capabilities::only(*capability);
                 write!(f, "a socket with {text} (file {file}), which takes {capability}")
             }

@@ -198,8 +198,10 @@ pub(crate) mod tests {
             (FileEntry { usk: Some(unix), ..FileEntry::default() }, [1, 3, 0], None),
         ] {
             let socket = SocketKind::of(&entry).unwrap().unwrap();
-            let ask = kind.map(|kind| Ask::RawSocket { kind, file: 7 });
-            assert_eq!((socket.arguments(), socket.ask(7)), (arguments, ask));
+            for given in [false, true] {
+                let ask = kind.map(|kind| Ask::RawSocket { kind, file: 7, given });
+                assert_eq!((socket.arguments(), socket.ask(7, given)), (arguments, ask));
+            }
         }
         assert_eq!(SocketKind::of(&FileEntry::default()), Ok(None));
     }

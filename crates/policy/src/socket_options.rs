@@ -117,7 +117,7 @@ impl SocketOptions {
     /// Whether the socket has what only `CAP_NET_RAW` or `CAP_NET_ADMIN` can set: a mark, by which
     /// rules of this host may choose routes, or one of the upper priorities.
     #[must_use]
-    pub fn is_marked(&self) -> bool {
+    pub(crate) fn is_marked(&self) -> bool {
         self.mark.is_some_and(|mark| mark != 0)
             || self.priority.is_some_and(|priority| priority > FREE_PRIORITIES)
     }

@@ -101,9 +101,10 @@ fn request() -> impl Strategy<Value = (Request, bool)> {
         any::<u32>().prop_map(|to| (Ask::Raise { name: "RLIMIT_CPU", to: to.into() }, false)),
         text().prop_map(|text| (Ask::Scheduling { text }, false)),
         text().prop_map(|path| (Ask::WriteReadOnly { path }, false)),
-        any::<u32>().prop_map(|file| (Ask::RawSocket { kind: "packet", file }, false)),
-        (text(), any::<u32>()).prop_map(|(text, capability)| {
-            (Ask::SocketOption { file: 1, text, capability }, false)
+        (any::<u32>(), any::<bool>())
+            .prop_map(|(file, given)| { (Ask::RawSocket { kind: "packet", file, given }, false) }),
+        (text(), any::<u32>(), any::<bool>()).prop_map(|(text, capability, given)| {
+            (Ask::SocketOption { file: 1, text, capability, given }, false)
         }),
         text().prop_map(|name| (Ask::ExternalSocket { name }, false)),
         text().prop_map(|path| (Ask::Open { path, mount: 1, flags: 0, hidden: false }, true)),

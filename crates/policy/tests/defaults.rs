@@ -77,6 +77,11 @@ fn file_system(name: &str) -> Ask {
     Ask::Mount(Mount { space: 1, id: (2, 1), at: "/x".into(), fs, ..Mount::default() })
 }
 
+/// An option of a socket that takes a capability, in a network that the caller gives or in another one.
+fn option(what: &str, capability: u32, given: bool) -> Ask {
+    Ask::SocketOption { file: 1, text: text(what), capability, given }
+}
+
 /// More processes than the configuration gives: in the container's own group, or inside.
 fn group_limit(inside: bool) -> Ask {
     let (name, value) = (text("pids.max"), text("max"));
@@ -190,16 +195,13 @@ fn rows() -> Vec<(&'static str, Ask)> {
         ("another login than the caller's", Ask::Login(1000)),
         ("a limit above the caller's", Ask::Raise { name: "RLIMIT_NOFILE", to: 1 << 20 }),
         ("real-time scheduling", Ask::Scheduling { text: text("SCHED_FIFO") }),
-        ("a raw or packet socket", Ask::RawSocket { kind: "packet", file: 1 }),
+        ("a raw or packet socket", Ask::RawSocket { kind: "packet", file: 1, given: false }),
+        ("a transparent proxy's socket", option("IP_TRANSPARENT of 1", 13, false)),
+        ("a socket with larger buffers than anybody may have", option("SO_RCVBUF of 9", 12, false)),
         (
-            "a transparent proxy's socket",
-            Ask::SocketOption { file: 1, text: text("IP_TRANSPARENT of 1"), capability: 13 },
+            "a socket for pings that nobody may have",
+            Ask::RawSocket { kind: "ping", file: 1, given: true },
         ),
-        (
-            "a socket with larger buffers than anybody may have",
-            Ask::SocketOption { file: 1, text: text("SO_RCVBUF of 9"), capability: 12 },
-        ),
-        ("a socket for pings that nobody may have", Ask::RawSocket { kind: "ping", file: 1 }),
         ("a port below 1024", Ask::Port { file: 1, port: 80, given: false }),
         (
             "a port below 1024 in a network that the caller gives",
@@ -452,9 +454,13 @@ fn networks_of_the_callers_take_rights_of_this_host() {
     let verdict = |ask| verdict(&ask, Origin::Elsewhere, &passed);
     let port = |given| Ask::Port { file: 1, port: 80, given };
     assert_eq!([verdict(port(false)), verdict(port(true))], ["yes", "no: `foreign.network.ports`"]);
-    let socket = |kind| Ask::RawSocket { kind, file: 1 };
-    let wanted = ["yes", "no: `foreign.network.raw-sockets`"];
-    assert_eq!([verdict(socket("raw")), verdict(socket("ping"))], wanted);
+    for kind in ["raw", "packet", "marked", "ping"] {
+        let socket = |given| verdict(Ask::RawSocket { kind, file: 1, given });
+        assert_eq!([socket(false), socket(true)], ["yes", "no: `foreign.network.raw-sockets`"]);
+    }
+    let transparent = |given| verdict(option("IP_TRANSPARENT of 1", 13, given));
+    let wanted = ["yes", "no: `foreign.network.socket-options`"];
+    assert_eq!([transparent(false), transparent(true)], wanted);
 }
 
 /// Whoever says that connections are kept, or could make them, gets them.

@@ -169,6 +169,11 @@ fn sockets() {
                 &[OPTION, "IP_TRANSPARENT of 1 (file 900001), which takes CAP_NET_RAW", BY],
             ),
             (
+                "one that is switched on by another number",
+                |images| option(images, 0, 19, &[0xff; 4]),
+                &["IP_TRANSPARENT of 4294967295", "CAP_NET_RAW", BY],
+            ),
+            (
                 "one of the sixth version",
                 |images| option(images, 41, 75, &[1, 0, 0, 0]),
                 &["IPV6_TRANSPARENT of 1", BY],

@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use torpor_images::proto::{FdTypes, InetSkEntry};
+
 use super::{Asleep, said, torpor};
 
 #[test]
@@ -36,6 +38,42 @@ fn a_bundle_limits_foreign_images() {
     assert!(audit("{}").contains("no bundle"));
     let odd = audit(r#"{"ociVersion": "1.0.2", "Process": {}}"#);
     assert!(odd.contains("some runtimes take the key \"Process\""), "{odd}");
+}
+
+/// The rights that a container has in a user namespace of its own count for nothing in this host's network.
+#[test]
+fn sockets_in_the_network_of_this_host() {
+    let task = Asleep::new(&["--uts"], ":");
+    task.open(FdTypes::Inetsk, |file| {
+        file.isk = Some(InetSkEntry {
+            id: file.id,
+            family: 2,
+            r#type: 3,
+            proto: 255,
+            state: 7,
+            src_addr: vec![0],
+            dst_addr: vec![0],
+            ..InetSkEntry::default()
+        });
+    });
+    let bundle = tempfile::tempdir().unwrap();
+    let audit = |spaces: &str| {
+        let spec = format!(
+            r#"{{"ociVersion": "1.0.2", "linux": {{"namespaces": [{{"type": "uts"}}{spaces}]}},
+                "process": {{"capabilities": {{"bounding": ["CAP_NET_RAW"]}}}}}}"#
+        );
+        fs::write(bundle.path().join("config.json"), spec).unwrap();
+        let images = task.images();
+        let mut audit = torpor(&["image", "audit", images.to_str().unwrap(), "--host-key", "none"]);
+        audit.args(["--policy", "/dev/null", "--bundle"]).arg(bundle.path());
+        said(&audit.output().unwrap())
+    };
+    let refused =
+        "a raw socket (file 900001): CAP_NET_RAW is not given (foreign.network.raw-sockets)";
+    for (spaces, is_refused) in [("", false), (r#", {"type": "user"}"#, true)] {
+        let said = audit(spaces);
+        assert!(said.contains(refused) == is_refused, "{said}");
+    }
 }
 
 #[test]

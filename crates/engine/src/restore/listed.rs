@@ -16,9 +16,7 @@ use torpor_policy::collect::{check_references, powers as powers_of, shared};
 use torpor_policy::ghost::Ghost;
 use torpor_policy::memory::MemoryArea;
 use torpor_policy::network::NetDevice;
-use torpor_policy::{
-    Ask, Credentials, OpenFile, Passed, PathFile, Request, SignalOwner, SocketOptions, UserMaps,
-};
+use torpor_policy::{Ask, Credentials, OpenFile, Passed, PathFile, Request, SignalOwner, UserMaps};
 
 use super::image::TaskImage;
 use super::load::{self, Checkpoint};
@@ -237,7 +235,7 @@ fn credentials(given: &Credentials, maps: &IdMaps, expect: &mut impl FnMut(Ask))
     }
 }
 
-/// Paths that are opened, sockets that see more than their own, and sockets of this host's network.
+/// Paths that are opened, and sockets of this host's network.
 fn files(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) {
     let image = kind::FILES.file_name(0);
     let own_network = spaces.of_kind(NsKind::Net).any(|ns| !ns.is_host);
@@ -245,11 +243,6 @@ fn files(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) {
         let mut expect = |ask| things.expect(&*image, None, &ask);
         let opened = file.path().into_iter().chain(file.tun().map(|tun| &tun.path));
         opened.for_each(|path| expect(path.ask()));
-        let socket = file.socket().and_then(|socket| socket.ask(file.id));
-        socket.into_iter().for_each(&mut expect);
-        if file.socket_options().is_some_and(SocketOptions::is_marked) {
-            expect(Ask::RawSocket { kind: "marked", file: file.id });
-        }
         if let Some(group) = file.fanotify() {
             expect(group.ask());
         }

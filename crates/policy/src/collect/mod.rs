@@ -99,7 +99,7 @@ pub fn powers(
     tasks::filters(checkpoint, passed, &mut all);
     limits::collect(checkpoint, passed, &mut all);
     uses::collect(checkpoint, here, passed, &mut all)?;
-    sockets::special(checkpoint, here, &mut all)?;
+    sockets::special(checkpoint, here, passed, &mut all)?;
     sockets::connections(checkpoint, passed, &mut all)?;
     let maps = user_namespace(checkpoint, passed, &mut Requests::default())?;
     sockets::peers(checkpoint, &maps, passed, &mut all)?;

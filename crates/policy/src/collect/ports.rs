@@ -1,4 +1,5 @@
-//! Ports, and sockets for pings: who may have them says the network namespace that they are in.
+//! Ports, and sockets for pings: who may have them says the network namespace that they are in. Whether that is given
+//! counts for all other rights of sockets as well.
 //!
 //! | socket | what the kernel asks for |
 //! |---|---|
@@ -17,7 +18,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use torpor_images::kind;
-use torpor_images::proto::NetnsEntry;
+use torpor_images::proto::{FileEntry, NetnsEntry};
 
 use super::anybody::{FIRST_OF_NEW, OpenNetwork, SETTINGS};
 use super::checkpoint::{Checkpoint, Maps, Requests};
@@ -31,7 +32,7 @@ use crate::socket_kind::network_of;
 
 /// The network namespaces of sockets: what anybody may have there, and whether they are given.
 #[derive(Debug)]
-struct Networks {
+pub(super) struct Networks {
     /// Those of the tasks' own, by their numbers.
     own: HashMap<u32, (OpenNetwork, bool)>,
     /// That of sockets that name none.
@@ -41,7 +42,11 @@ struct Networks {
 }
 
 impl Networks {
-    fn of(checkpoint: &Checkpoint<'_>, here: Values<'_>, passed: &Passed) -> Result<Self> {
+    pub(super) fn of(
+        checkpoint: &Checkpoint<'_>,
+        here: Values<'_>,
+        passed: &Passed,
+    ) -> Result<Self> {
         let set = passed.spec.as_ref().and_then(|spec| {
             spec.linux.sysctl.get(&SETTINGS[0].replace('/', "."))?.trim().parse().ok()
         });
@@ -78,6 +83,11 @@ impl Networks {
         let own = number.or(self.usual).and_then(|number| self.own.get(&number));
         own.copied().unwrap_or((self.host, true))
     }
+
+    /// Whether what an open file says of packets counts in a network of this host's, or one that the caller gives.
+    pub(super) fn is_given(&self, entry: &FileEntry) -> bool {
+        self.get(network_of(entry)).1
+    }
 }
 
 pub(super) fn collect(
@@ -110,7 +120,7 @@ pub(super) fn collect(
             all.add(&*image, None, Ask::Port { file: entry.id, port, given });
         }
         if ends.is_ping() && !network.lets_ping(&groups) {
-            all.add(&*image, None, Ask::RawSocket { kind: "ping", file: entry.id });
+            all.add(&*image, None, Ask::RawSocket { kind: "ping", file: entry.id, given });
         }
     }
     Ok(())
@@ -126,7 +136,7 @@ fn groups(checkpoint: &Checkpoint<'_>, maps: &Maps) -> BTreeSet<u32> {
 
 #[cfg(test)]
 mod tests {
-    use torpor_images::proto::{FileEntry, InetSkEntry};
+    use torpor_images::proto::InetSkEntry;
 
     use super::*;
 

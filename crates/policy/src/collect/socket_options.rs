@@ -94,16 +94,16 @@ impl Host {
     }
 }
 
-/// Asks for what of the options of a socket takes a capability.
+/// Asks for what of the options of a socket takes a capability. `given`: its network is this host's, or the caller gives it.
 pub(super) fn collect(
     entry: &FileEntry,
     options: &SocketOptions,
-    host: &Host,
+    (host, given): (&Host, bool),
     image: &str,
     all: &mut Requests,
 ) -> Result<()> {
     let mut add = |text: String, capability| {
-        all.add(image, None, Ask::SocketOption { file: entry.id, text, capability });
+        all.add(image, None, Ask::SocketOption { file: entry.id, text, capability, given });
     };
     let is_stream = entry.isk.as_ref().is_some_and(|socket| socket.r#type == 1);
     let locked = |bit: u32| options.buffer_locks.is_some_and(|locks| locks & bit != 0);
@@ -189,7 +189,7 @@ mod tests {
 
     fn asks(entry: FileEntry, options: &SocketOptions) -> Vec<String> {
         let mut all = Requests::default();
-        collect(&entry, options, &host(), "files.img", &mut all).unwrap();
+        collect(&entry, options, (&host(), false), "files.img", &mut all).unwrap();
         all.0.iter().map(|request| request.ask.to_string()).collect()
     }
 

@@ -4,10 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use torpor_images::kind;
+use torpor_images::proto::FileEntry;
 
 use super::checkpoint::{Checkpoint, Maps, Requests};
+use super::ports::Networks;
 use super::socket_options::{self, Host};
 use super::values::Values;
+use crate::capabilities::number::NET_ADMIN;
 use crate::error::{Error, Result};
 use crate::fanotify::Fanotify;
 use crate::file_key::FileKey;
@@ -34,7 +37,7 @@ pub(super) fn collect(
     all: &mut Requests,
 ) -> Result<()> {
     peers(checkpoint, maps, passed, all)?;
-    special(checkpoint, here, all)?;
+    special(checkpoint, here, passed, all)?;
     let image = kind::FILES.file_name(0);
     let own = checkpoint.namespaces(NsKind::Net);
     for entry in &checkpoint.files {
@@ -42,15 +45,6 @@ pub(super) fn collect(
         let mut add = |ask| all.add(&*image, None, ask);
         if network_of(entry).is_some_and(|network| !own.contains(&network)) && !own.is_empty() {
             add(Ask::HostNamespace("net"));
-        }
-        let socket = SocketKind::of(entry).map_err(invalid)?;
-        socket.and_then(|socket| socket.ask(entry.id)).into_iter().for_each(&mut add);
-        if SocketOptions::all(entry).any(|options| options.is_marked()) {
-            add(Ask::RawSocket { kind: "marked", file: entry.id });
-        }
-        // Its device is made if there is none, in whatever namespace.
-        if let Some(name) = entry.tunf.as_ref().and_then(|tun| tun.netdev.clone()) {
-            add(Ask::Link { name, kind: TUN.to_owned() });
         }
         if let Some(group) = &entry.ffy {
             add(Fanotify::read(group).map_err(invalid)?.ask());
@@ -90,28 +84,52 @@ pub(super) fn peers(
     senders(checkpoint, maps, all)
 }
 
-/// What sockets can only have by a capability.
+/// What sockets, and network devices of programs, can only have by a capability.
 pub(super) fn special(
     checkpoint: &Checkpoint<'_>,
     here: Values<'_>,
+    passed: &Passed,
     all: &mut Requests,
 ) -> Result<()> {
-    let mut host = None;
+    let mut known = None;
     for entry in &checkpoint.files {
-        for options in SocketOptions::all(entry) {
-            // Most trees have no sockets.
-            let host = host.get_or_insert_with(|| Host::of(here));
-            let image = kind::FILES.file_name(0);
-            socket_options::collect(entry, &options, host, &image, all)?;
+        if entry.tunf.is_none() && SocketOptions::all(entry).next().is_none() {
+            continue;
         }
-        let image = kind::FILES.file_name(0);
-        let invalid = |reason| Error::Invalid { image: image.clone(), reason };
-        if let Some(socket) = &entry.isk {
-            Membership::all(socket).map_err(invalid)?;
+        // Most trees have no sockets.
+        let known = match &mut known {
+            Some(known) => known,
+            none => none.insert((Host::of(here), Networks::of(checkpoint, here, passed)?)),
+        };
+        of_file(entry, (&known.0, known.1.is_given(entry)), all)?;
+    }
+    Ok(())
+}
+
+/// The same of an open file. `given`: its network is this host's, or the caller gives it.
+fn of_file(entry: &FileEntry, (host, given): (&Host, bool), all: &mut Requests) -> Result<()> {
+    let (image, file) = (kind::FILES.file_name(0), entry.id);
+    let invalid = |reason| Error::Invalid { image: image.clone(), reason };
+    for options in SocketOptions::all(entry) {
+        socket_options::collect(entry, &options, (host, given), &image, all)?;
+        if options.is_marked() {
+            all.add(&*image, None, Ask::RawSocket { kind: "marked", file, given });
         }
-        let packets = PacketSocket::of(entry).map_err(invalid)?;
-        let rings = packets.and_then(|socket| socket.ask());
-        rings.into_iter().for_each(|ask| all.add(&*image, None, ask));
+    }
+    if let Some(socket) = &entry.isk {
+        Membership::all(socket).map_err(invalid)?;
+    }
+    let socket = SocketKind::of(entry).map_err(invalid)?.and_then(|kind| kind.ask(file, given));
+    let packets = PacketSocket::of(entry).map_err(invalid)?;
+    let rings = packets.and_then(|socket| socket.ask());
+    socket.into_iter().chain(rings).for_each(|ask| all.add(&*image, None, ask));
+    // Its device is made if there is none, in whatever namespace.
+    if let Some(name) = entry.tunf.as_ref().and_then(|tun| tun.netdev.clone()) {
+        if given {
+            let text = format!("the network device {name:?} in a network of the caller's");
+            all.add(&*image, None, Ask::Use { text, capability: NET_ADMIN });
+        }
+        all.add(&*image, None, Ask::Link { name, kind: TUN.to_owned() });
     }
     Ok(())
 }
@@ -177,4 +195,37 @@ fn senders(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Requests) -> Resu
     users.into_iter().for_each(|id| all.add(&*image, None, Ask::User(id)));
     groups.into_iter().for_each(|id| all.add(&*image, None, Ask::Group(id)));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use torpor_images::proto::{InetSkEntry, SkOptsEntry, TunfileEntry};
+
+    use super::*;
+
+    fn asked(entry: &FileEntry, given: bool) -> Vec<Ask> {
+        let mut all = Requests::default();
+        of_file(entry, (&Host::default(), given), &mut all).unwrap();
+        all.0.into_iter().map(|request| request.ask).collect()
+    }
+
+    /// What a user namespace of the tasks' own gives counts in networks that belong to it alone.
+    #[test]
+    fn networks_of_others_are_told_apart() {
+        let opts = SkOptsEntry { so_mark: Some(7), ..SkOptsEntry::default() };
+        let raw = InetSkEntry { family: 2, r#type: 3, proto: 255, opts, ..Default::default() };
+        let raw = FileEntry { id: 5, isk: Some(raw), ..FileEntry::default() };
+        let netdev = Some("tun7".to_owned());
+        let tun = TunfileEntry { netdev, ..TunfileEntry::default() };
+        let tun = FileEntry { tunf: Some(tun), ..FileEntry::default() };
+        for given in [false, true] {
+            let socket = |kind| Ask::RawSocket { kind, file: 5, given };
+            assert_eq!(asked(&raw, given), [socket("marked"), socket("raw")]);
+            let takes = |ask: &Ask| matches!(ask, Ask::Use { capability: NET_ADMIN, .. });
+            let found = asked(&tun, given);
+            assert!(found.iter().any(takes) == given, "{found:?}");
+            assert!(found.contains(&Ask::Link { name: "tun7".to_owned(), kind: TUN.to_owned() }));
+        }
+    }
 }
