@@ -117,17 +117,17 @@ impl Roots {
     }
 
     /// Whether a group is one that the caller has given: at or below the root that it names, or
-    /// the group that it is in itself.
+    /// the group that it is in itself. In a hierarchy that this host does not have there is none: to make one would take
+    /// controllers from the others.
     #[must_use]
     pub(crate) fn contain(&self, hierarchy: &str, group: &Path) -> bool {
-        if let Some(root) = self.chosen(hierarchy) {
-            return group.starts_with(root);
-        }
+        let chosen = self.chosen(hierarchy);
         let own = self.own.iter().filter(|(name, _)| same(name, hierarchy));
-        own.map(|(_, own)| own).any(|own| match own.parent() {
-            Some(_) => group.starts_with(own),
+        own.map(|(_, own)| own).any(|own| match (chosen, own.parent()) {
+            (Some(root), _) => group.starts_with(root),
+            (None, Some(_)) => group.starts_with(own),
             // A task that is in no group has nothing to give.
-            None => group == own,
+            (None, None) => group == own,
         })
     }
 }
@@ -224,5 +224,11 @@ mod tests {
         roots.given = vec![(Some("cpu".into()), "/box".into())];
         assert!(contain(&roots, "cpu", "/box/x") && !contain(&roots, "cpu", "/own"));
         assert!(contain(&roots, "pids", "/"));
+        // All of them, but for those that this host does not have.
+        roots.given = vec![(None, "/box".into())];
+        assert!(contain(&roots, "cpu", "/box/x") && contain(&roots, "pids", "/box"));
+        for hierarchy in ["", "hugetlb", "name=new", "cpu,pids"] {
+            assert!(!contain(&roots, hierarchy, "/box/x"), "{hierarchy}");
+        }
     }
 }

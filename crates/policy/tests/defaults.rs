@@ -300,7 +300,11 @@ fn caller(spec: Option<&str>) -> Passed {
         capabilities: Capabilities((1 << 41) - 1),
         limits: vec![1024; 16],
         login: Some(1001),
-        cgroups: Some(Roots { given: vec![(None, PathBuf::from("/mine"))], ..Roots::default() }),
+        cgroups: Some(Roots {
+            given: vec![(None, PathBuf::from("/mine"))],
+            own: vec![(text("pids"), PathBuf::from("/"))],
+            ..Roots::default()
+        }),
         spec: spec.map(|spec| Spec::parse(spec.as_bytes()).unwrap().unwrap()),
         exists: Some(|_| false),
         profiles_work: true,

@@ -201,7 +201,7 @@ fn dump_controllers(
         if dirs.is_empty() {
             let root =
                 hierarchy.open(Path::new("/")).context(|| format!("open cgroup / ({name})"))?;
-            let dir_perms = Some(keep.permissions(root.as_fd()).context(|| "fstat".to_owned())?);
+            let dir_perms = keep.permissions(root.as_fd()).context(|| "fstat".to_owned())?;
             dirs.push(CgroupDirEntry { dir_perms, ..CgroupDirEntry::default() });
         }
         entries.push(CgControllerEntry {
@@ -262,7 +262,7 @@ impl Keep<'_> {
             dir_name: name.as_bytes().to_vec(),
             children,
             properties: properties.collect(),
-            dir_perms: Some(self.permissions(dir)?),
+            dir_perms: self.permissions(dir)?,
         })
     }
 
@@ -271,7 +271,7 @@ impl Keep<'_> {
     fn property(&self, dir: BorrowedFd<'_>, name: &str) -> Option<CgroupPropEntry> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(dir, name, flags, Mode::empty()).ok()?;
-        let perms = Some(self.permissions(file.as_fd()).ok()?);
+        let perms = self.permissions(file.as_fd()).ok()?;
         let mut value = String::new();
         let stat = fstat(&file).ok()?;
         if self.frozen == Some((stat.st_dev, stat.st_ino)) {
@@ -282,12 +282,37 @@ impl Keep<'_> {
         Some(CgroupPropEntry { name: name.to_owned(), value: value.trim_end().to_owned(), perms })
     }
 
-    fn permissions(&self, file: BorrowedFd<'_>) -> rustix::io::Result<CgroupPerms> {
+    /// Whose a file is, and what may be done with it. `None` if that is nobody whom the tree's user namespace knows: the number
+    /// would be somebody's in there, who was given nothing.
+    fn permissions(&self, file: BorrowedFd<'_>) -> rustix::io::Result<Option<CgroupPerms>> {
         let stat = fstat(file)?;
-        Ok(CgroupPerms {
-            mode: stat.st_mode,
-            uid: self.maps.uid_inside(stat.st_uid).unwrap_or(stat.st_uid),
-            gid: self.maps.gid_inside(stat.st_gid).unwrap_or(stat.st_gid),
-        })
+        let ids = self.maps.uid_inside(stat.st_uid).zip(self.maps.gid_inside(stat.st_gid));
+        Ok(ids.map(|(uid, gid)| CgroupPerms { mode: stat.st_mode, uid, gid }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use torpor_policy::{IdExtent, UserMaps};
+
+    use super::*;
+
+    /// A limit of this host's root did not become one of the container's.
+    #[test]
+    fn files_of_nobody_in_the_tree_are_given_to_nobody() {
+        let ids = |first, lower| vec![IdExtent::new(first, lower, 10).unwrap()];
+        let maps = IdMaps::new(UserMaps { users: ids(0, 1000), groups: ids(0, 2000) });
+        let keep = Keep { names: vec![], maps: &maps, frozen: None, programs: None };
+        let file = tempfile::tempfile().unwrap();
+        let of = |uid, gid| {
+            std::os::unix::fs::fchown(&file, Some(uid), Some(gid)).unwrap();
+            let perms = keep.permissions(file.as_fd()).unwrap();
+            perms.map(|perms| (perms.uid, perms.gid))
+        };
+        assert_eq!(of(1005, 2000), Some((5, 0)));
+        for (uid, gid) in [(0, 0), (1005, 0), (0, 2000)] {
+            assert_eq!(of(uid, gid), None, "{uid} {gid}");
+        }
     }
 }

@@ -10,16 +10,22 @@ use crate::request::Ask;
 /// The file of version 1 that says it.
 pub(super) const LIST: &str = "devices.list";
 
-/// The devices of a line such as `c 1:3 rwm`; `a` is all of both kinds. To make a node
-/// (`m`) is no use of the device.
+/// The devices of a line such as `c 1:3 rwm`. To make a node (`m`) is no use of the device. Any other line counts as all of
+/// both kinds: of one that begins with `a` the kernel reads no further.
 pub(crate) fn allowed(line: &str) -> Vec<Device> {
-    let mut words = line.split_whitespace();
-    let (kind, numbers) = (words.next().unwrap_or_default(), words.next().unwrap_or("*:*"));
-    if words.next() == Some("m") {
-        return vec![];
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let (device, access) = match words[..] {
+        [] => return vec![],
+        [kind, numbers, ref access @ ..] => {
+            (Device::parse(&format!("{kind} {numbers}")).ok(), access)
+        }
+        _ => (None, &[][..]),
+    };
+    match device {
+        Some(_) if access == ["m"] => vec![],
+        Some(device) => vec![device],
+        None => [true, false].map(|block| Device { block, major: None, minor: None }).to_vec(),
     }
-    let kinds: &[&str] = if kind == "a" { &["b", "c"] } else { &[kind] };
-    kinds.iter().filter_map(|kind| Device::parse(&format!("{kind} {numbers}")).ok()).collect()
 }
 
 /// What a list lets the tasks of a group use; all if there is none.
@@ -55,6 +61,9 @@ mod tests {
         assert_eq!(text("c 1:3 rwm"), ["c 1:3"]);
         assert_eq!(text("a *:* rwm"), ["b *:*", "c *:*"]);
         assert_eq!(text("b *:* m"), Vec::<String>::new());
-        assert_eq!(text("a"), ["b *:*", "c *:*"]);
+        assert_eq!(text(""), Vec::<String>::new());
+        for line in ["a", "a *:* m", "all", "ab 8:0 m", "a8:0", " ax", "x", "b 8 r", "c x:3 m"] {
+            assert_eq!(text(line), ["b *:*", "c *:*"], "{line:?}");
+        }
     }
 }

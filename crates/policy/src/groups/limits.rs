@@ -2,7 +2,7 @@
 //! processors, and what takes something from other groups of this host.
 
 use super::values::{is_above, is_among, is_within, most, number};
-use super::{Property, named};
+use super::{Owner, Property, named};
 use crate::resources::{BlockIo, Cpu, DeviceRate, Memory, Resources};
 
 /// The period of a quota that names none, in microseconds; that of real-time tasks.
@@ -14,7 +14,7 @@ const BLKIO_WEIGHT: u64 = 500;
 const WEIGHT: u64 = 100;
 
 /// Files that give nothing to tasks, or that are judged by themselves (devices, release agents).
-const HARMLESS: [&str; 30] = [
+const HARMLESS: [&str; 29] = [
     "cgroup.clone_children",
     "cgroup.freeze",
     "cgroup.max.depth",
@@ -28,7 +28,6 @@ const HARMLESS: [&str; 30] = [
     "cpuset.memory_spread_page",
     "cpuset.memory_spread_slab",
     "cpuset.sched_load_balance",
-    "cpuset.sched_relax_domain_level",
     "devices.allow",
     "devices.deny",
     "devices.list",
@@ -49,7 +48,7 @@ const HARMLESS: [&str; 30] = [
 
 /// Files that count in any group, as rates of version 1 do: each of its groups has its own. By others a group gets no more
 /// than the one that it lies in has.
-const ANYWHERE: [&str; 9] = [
+const ANYWHERE: [&str; 10] = [
     "blkio.throttle.read_bps_device",
     "blkio.throttle.read_iops_device",
     "blkio.throttle.write_bps_device",
@@ -57,12 +56,16 @@ const ANYWHERE: [&str; 9] = [
     "cpuset.cpu_exclusive",
     "cpuset.cpus.partition",
     "cpuset.mem_exclusive",
+    "cpuset.sched_relax_domain_level",
     "net_cls.classid",
     "net_prio.ifpriomap",
 ];
 
-/// The files of a group whose values give more than the configuration does. `inside`: the group lies in another one
-/// that is judged.
+/// Files of version 2 in which a lower number gives more.
+const LESS_IS_MORE: [&str; 2] = ["cpu.idle", "cpu.weight.nice"];
+
+/// The files of a group whose values give more than the configuration does, or that others than this host's root may write to.
+/// `inside`: the group lies in another one that is judged.
 pub(super) fn beyond<'p>(
     properties: &'p [Property],
     resources: &Resources,
@@ -72,15 +75,24 @@ pub(super) fn beyond<'p>(
         let counts = !inside || ANYWHERE.contains(&property.name.as_str());
         // Nobody can say what another file gives.
         gives_more(property, properties, resources).is_none_or(|more| more && counts)
+            || counts && is_limit_of_others(property, resources)
     };
     properties.iter().filter(is_beyond).collect()
+}
+
+/// Whether others than this host's root may write to a file that limits something.
+fn is_limit_of_others(property: &Property, resources: &Resources) -> bool {
+    let name = property.name.as_str();
+    let limits = resources.unified.contains_key(name) || !HARMLESS.contains(&name);
+    limits && property.owner.is_some_and(Owner::gives_away)
 }
 
 /// Whether the value of a file gives more than the configuration; `None` if it is not known what the file does.
 fn gives_more(property: &Property, all: &[Property], resources: &Resources) -> Option<bool> {
     let (name, value) = (property.name.as_str(), property.value.trim());
     if let Some(given) = resources.unified.get(name) {
-        return Some(!is_within(value, given.trim()));
+        let given = given.trim();
+        return Some(value != given && (LESS_IS_MORE.contains(&name) || !is_within(value, given)));
     }
     match name {
         "pids.max" => Some(is_above(value, most(resources.pids.limit))),
@@ -132,6 +144,8 @@ fn of_processors(name: &str, value: &str, all: &[Property], given: &Cpu) -> Opti
         "cpuset.mems" => !is_among(value, &given.mems),
         "cpuset.cpu_exclusive" | "cpuset.mem_exclusive" => value != "0",
         "cpuset.cpus.partition" => value != "member",
+        // The highest of all groups says how far this host looks for a processor with nothing to do.
+        "cpuset.sched_relax_domain_level" => value != "-1",
         _ => return None,
     })
 }
@@ -198,11 +212,22 @@ fn of_devices(name: &str, value: &str, resources: &Resources) -> Option<bool> {
         "io.latency" => !value.is_empty(),
         "blkio.weight" | "blkio.bfq.weight" | "io.weight" | "io.bfq.weight" => {
             let most = most_weight(name, given);
-            let mut weights = value.lines().filter_map(|line| line.split_whitespace().last());
-            weights.any(|weight| is_above(weight, most))
+            value.lines().any(|line| is_heavier(line, most))
         }
         _ => return None,
     })
+}
+
+/// Whether a line such as `100`, `default 100` or `8:0 100` gives more weight. Of another one the kernel could take another word
+/// for the weight.
+fn is_heavier(line: &str, most: u64) -> bool {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    match words[..] {
+        [] => false,
+        [weight] | ["default", weight] => is_above(weight, most),
+        [device, weight] => !device.contains(':') || is_above(weight, most),
+        _ => true,
+    }
 }
 
 /// The highest weight that the configuration gives the group for a device.
@@ -349,6 +374,7 @@ mod tests {
             ("", "cpuset.cpus", &["", "0-63"], &[]),
             ("", "cpuset.cpus.partition", &["member"], &["root", "isolated"]),
             ("", "cpuset.cpu_exclusive", &["0"], &["1"]),
+            ("", "cpuset.sched_relax_domain_level", &["-1"], &["0", "5"]),
             (
                 &read,
                 "io.max",
@@ -365,6 +391,13 @@ mod tests {
             (&write, "blkio.throttle.write_iops_device", &["8:0 1"], &["8:0 0"]),
             ("", "io.latency", &[""], &["8:0 target=75"]),
             ("", "io.weight", &["default 100"], &["default 101", "default 100\n8:0 200"]),
+            // The kernel reads the first number, and nothing behind it.
+            (
+                "",
+                "io.weight",
+                &["100", "8:0 100", ""],
+                &["default 9 1", "9 1", "8:0 9 1", "9 8:0", "default"],
+            ),
             (r#""blockIO":{"weight":200}"#, "io.weight", &["default 1920"], &["default 2001"]),
             ("", "blkio.weight", &["500"], &["501"]),
             ("", "net_cls.classid", &["0"], &["1048577", "x"]),
@@ -388,6 +421,8 @@ mod tests {
                 &["root"],
                 &["isolated"],
             ),
+            (r#""unified":{"cpu.idle":"1"}"#, "cpu.idle", &["1"], &["0"]),
+            (r#""unified":{"cpu.weight.nice":"19"}"#, "cpu.weight.nice", &["19"], &["0", "-20"]),
             (r#""unified":{"hugetlb.2MB.max":"9"}"#, "hugetlb.2MB.max", &["9"], &["10"]),
             (
                 r#""unified":{"rdma.max":"mlx hca_handle=2"}"#,
@@ -415,6 +450,25 @@ mod tests {
                 );
             }
         }
+    }
+
+    /// Whoever may write to a limit could give the group more when its tasks run.
+    #[test]
+    fn limits_are_no_files_of_others() {
+        let file = |name: &str, user, mode| Property {
+            name: name.to_owned(),
+            value: "1".to_owned(),
+            owner: Some(Owner { user, group: 0, mode }),
+        };
+        let found =
+            |file: Property, inside| !beyond(&[file], &Resources::default(), inside).is_empty();
+        for (user, mode) in [(7, 0o644), (0, 0o664), (0, 0o646)] {
+            assert!(found(file("pids.max", user, mode), false), "{user} {mode:o}");
+            for (name, inside) in [("pids.max", true), ("cgroup.procs", false)] {
+                assert!(!found(file(name, user, mode), inside), "{user} {mode:o} {name}");
+            }
+        }
+        assert!(!found(file("pids.max", 0, 0o644), false));
     }
 
     /// A quota and its period count together.

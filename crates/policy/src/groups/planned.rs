@@ -75,6 +75,13 @@ pub struct Owner {
     pub mode: u32,
 }
 
+impl Owner {
+    /// Whether others than this host's root may change what belongs to it.
+    pub(super) fn gives_away(self) -> bool {
+        self.user != 0 || self.mode & WRITABLE_FOR_OTHERS != 0
+    }
+}
+
 /// The group of a set in one hierarchy.
 #[derive(Debug)]
 struct Member {
@@ -191,8 +198,17 @@ impl Groups {
     /// for which it is first in the groups that are the roots of that. `None` if there is no such set.
     #[must_use]
     pub fn asks_of(&self, number: u32, nested: bool) -> Option<Vec<Ask>> {
-        let mut all = self.entered(number, false)?;
-        // Where it enters none, it stays in the restoring program's.
+        let mut all = self.stands(number, false)?;
+        let roots = if nested { self.stands(number, true)? } else { vec![] };
+        let more: Vec<_> = roots.into_iter().filter(|root| !all.contains(root)).collect();
+        all.extend(more);
+        Some(all.into_iter().map(|(hierarchy, place)| asked(hierarchy, place, &[])).collect())
+    }
+
+    /// The groups that members of a set are in then, as far as the caller has not given those that they stay in: where
+    /// they enter none, these are the restoring program's.
+    fn stands(&self, number: u32, roots: bool) -> Option<Vec<(&str, &Path)>> {
+        let mut all = self.entered(number, roots)?;
         let stays: Vec<_> = self
             .outside
             .iter()
@@ -200,10 +216,7 @@ impl Groups {
             .map(|(hierarchy, place)| (hierarchy.as_str(), place.as_path()))
             .collect();
         all.extend(stays);
-        let roots = if nested { self.entered(number, true)? } else { vec![] };
-        let more: Vec<_> = roots.into_iter().filter(|root| !all.contains(root)).collect();
-        all.extend(more);
-        Some(all.into_iter().map(|(hierarchy, place)| asked(hierarchy, place, &[])).collect())
+        Some(all)
     }
 }
 
@@ -228,7 +241,7 @@ impl Group {
         let all: BTreeSet<Owner> = self.owner.into_iter().chain(files).collect();
         let path = self.place.to_string_lossy();
         all.into_iter()
-            .filter(|owner| owner.user != 0 || owner.mode & WRITABLE_FOR_OTHERS != 0)
+            .filter(|owner| owner.gives_away())
             .map(|Owner { user, group, mode }| Ask::Delegated {
                 path: path.clone().into_owned(),
                 owner: (user, group),
@@ -336,9 +349,23 @@ pub(crate) fn check(entry: &CgroupEntry) -> std::result::Result<(), String> {
             let names = [&dir.dir_name, name].map(String::from_utf8_lossy);
             return Err(format!("{:?} in group {:?} is no name of a file", names[1], names[0]));
         }
+        if let Some(wrong) = dir.properties.iter().find(|property| is_strange(&property.value)) {
+            let (name, group) = (&wrong.name, String::from_utf8_lossy(&dir.dir_name));
+            return Err(format!(
+                "{name} in group {group:?} has a sign that no file of a group has"
+            ));
+        }
         left.extend(&dir.children);
     }
     Ok(())
+}
+
+/// Whether a value has a sign that kernels print in none: they could take another part of it for a word than we do.
+fn is_strange(value: &str) -> bool {
+    value.chars().any(|c| match c {
+        '\n' | '\t' | ' ' => false,
+        c => c.is_control() || c.is_whitespace(),
+    })
 }
 
 fn leads_out(path: &[u8]) -> bool {
@@ -566,6 +593,19 @@ mod tests {
         assert_eq!(asked("/user", 3), ["cgroup \"/new\" of \"pids\""]);
     }
 
+    /// The root of a namespace that is made in the program's own groups shows these, wherever the task is moved then.
+    #[test]
+    fn a_namespace_that_is_made_beside_the_root_is_asked_for() {
+        let mut entry = container();
+        entry.sets[0] = set(2, "/runtime/inner", Some(8));
+        let own = vec![("pids".to_owned(), "/user".into())];
+        let groups = read_from(&entry, own).unwrap();
+        let asked = |nested| texts(&groups.asks_of(2, nested).unwrap());
+        let inner = "cgroup \"/runtime/inner\" of \"pids\"";
+        assert_eq!(asked(false), [inner]);
+        assert_eq!(asked(true), [inner, "cgroup \"/user\" of \"pids\""]);
+    }
+
     /// What says nothing of groups stays there as well.
     #[test]
     fn a_task_without_a_set_stays_with_the_program() {
@@ -587,7 +627,7 @@ mod tests {
     #[test]
     fn nonsense_is_refused() {
         type Change = fn(&mut CgroupEntry);
-        let changes: [(&str, Change); 7] = [
+        let changes: [(&str, Change); 8] = [
             ("set 2: \"/a/../b\" is no path", |c| c.sets[0].ctls[0].path = b"/a/../b".to_vec()),
             ("\"/old/..\" is no path", |c| {
                 c.controllers[0].dirs[0].dir_name = b"/old/..".to_vec();
@@ -600,6 +640,10 @@ mod tests {
             }),
             ("\"a/b\" in group \"/old\" is no name", |c| {
                 c.controllers[0].dirs[0].children[0].dir_name = b"a/b".to_vec();
+            }),
+            ("pids.max in group \"inner\" has a sign", |c| {
+                // The kernel knows no such space: this is one word for it.
+                c.controllers[0].dirs[0].children[0].properties[1].value = "5\u{2003}0".to_owned();
             }),
             ("\"../x\" in group \"inner\" is no name", |c| {
                 c.controllers[0].dirs[0].children[0].properties[0].name = "../x".to_owned();

@@ -259,6 +259,25 @@ fn limits_of_the_group_that_is_given() {
             &[" gets cpuset.cpu_exclusive = \"1\", more than is given", RULE],
         ),
         (
+            "all devices, of which the kernel reads no more than the first letter",
+            |images| set(images, "devices", "devices.list", "a *:* m"),
+            &["cgroup.img: device b *:* at ", "(foreign.files.devices)"],
+        ),
+        (
+            "a limit that somebody may lift",
+            |images| {
+                set(images, "pids", "pids.max", "1");
+                images.cgroups(|groups| {
+                    let all = groups.controllers.iter_mut().flat_map(|of| &mut of.dirs);
+                    let files = all.flat_map(|group| &mut group.properties);
+                    let limits = files.filter(|file| file.name == "pids.max");
+                    let perms = CgroupPerms { mode: 0o100_644, uid: 1000, gid: 0 };
+                    limits.for_each(|file| file.perms = Some(perms));
+                });
+            },
+            &[" gets pids.max = \"1\", more than is given", RULE],
+        ),
+        (
             "a file that nobody knows",
             |images| set(images, "memory", "memory.pressure_level", "1"),
             &[" gets memory.pressure_level = \"1\", more than is given", RULE],
