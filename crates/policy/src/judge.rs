@@ -384,7 +384,11 @@ impl Rules {
     }
 
     fn deny_link(&self, name: &str, kind: &str, passed: &Passed) -> Option<String> {
-        let given = || passed.devices_of_network.iter().any(|device| device == name);
+        // Another kind of device of that name would be made.
+        let given = || {
+            ["veth", "macvlan", "external"].contains(&kind)
+                && passed.devices_of_network.iter().any(|device| device == name)
+        };
         match &self.links {
             Limit::Runtime => {
                 let own = kind == "loopback" || given() || may_manage(passed);

@@ -1,5 +1,7 @@
 //! The devices and settings of a network namespace: read of its images once, judged, and made.
 
+use std::collections::HashSet;
+
 use torpor_images::proto::{MacvlanLinkEntry, NdType, NetDeviceEntry, NetnsEntry, SitEntry};
 use torpor_images::{ImageDir, kind};
 
@@ -103,7 +105,7 @@ impl Network {
     /// What the images have of a namespace that is made: nothing of one that the caller hands over.
     ///
     /// # Errors
-    /// Damaged images; a device that cannot be.
+    /// Damaged images; a device that cannot be; two of the same name or number.
     pub fn read(images: &ImageDir, id: u32, names: &Names) -> Result<Self> {
         let number = u64::from(id);
         let netns: NetnsEntry = images.read_opt(kind::NETNS, number)?.unwrap_or_default();
@@ -135,7 +137,17 @@ impl NetDevice {
     fn of(network: u32, entries: Vec<NetDeviceEntry>) -> Result<Vec<Self>> {
         let image = || kind::NETDEV.file_name(network.into());
         let invalid = |reason| Error::Invalid { image: image(), reason };
-        entries.into_iter().map(|entry| Self::read(network, entry).map_err(invalid)).collect()
+        let all = entries.into_iter().map(|entry| Self::read(network, entry).map_err(invalid));
+        let all: Vec<Self> = all.collect::<Result<_>>()?;
+        // What is set by the number, or by the name, would be set of another one.
+        let (mut names, mut numbers) = (HashSet::new(), HashSet::new());
+        for Self { name, index, .. } in &all {
+            if !(names.insert(name) && numbers.insert(index)) {
+                let reason = format!("two devices have the name {name:?} or the number {index}");
+                return Err(invalid(reason));
+            }
+        }
+        Ok(all)
     }
 
     fn read(network: u32, entry: NetDeviceEntry) -> std::result::Result<Self, String> {
@@ -183,9 +195,10 @@ impl NetDevice {
         Ask::Link { name: self.name.clone(), kind: self.kind.name().to_owned() }
     }
 
-    /// What decides which packets it takes: judged of devices of the caller's.
+    /// What decides which packets it takes: judged of devices of the caller's. In a network that is `owned` by a user namespace
+    /// of the tasks these have all rights over it.
     #[must_use]
-    pub fn reach(&self) -> Vec<Ask> {
+    pub fn reach(&self, owned: bool) -> Vec<Ask> {
         const TAKES_ALL: u32 = (libc::IFF_PROMISC | libc::IFF_ALLMULTI).cast_unsigned();
         /// `MACVLAN_MODE_PASSTHRU` (linux/if_link.h): the device below takes all packets, too.
         const PASSTHRU: u32 = 8;
@@ -196,6 +209,7 @@ impl NetDevice {
             address.map(|address| format!("hardware address {address}")),
             all.then(|| "takes packets for others".to_owned()),
             below.then(|| "the device below it takes packets for others".to_owned()),
+            owned.then(|| "belongs to a user namespace of the tasks".to_owned()),
         ];
         let texts = texts.into_iter().flatten();
         texts.map(|text| Ask::Address { device: self.name.clone(), text }).collect()
@@ -269,6 +283,15 @@ mod tests {
         }
         let error = NetDevice::read(7, entry(NdType::Tun, "t")).unwrap_err();
         assert_eq!(error, "t has no settings");
+        let numbered = |name, ifindex| NetDeviceEntry { ifindex, ..entry(NdType::Loopback, name) };
+        let of = |other| NetDevice::of(7, vec![numbered("lo", 1), other]);
+        assert_eq!(of(numbered("x", 2)).unwrap().len(), 2);
+        for (other, twice) in [(numbered("lo", 2), ("lo", 2)), (numbered("x", 1), ("x", 1))] {
+            let error = of(other).unwrap_err().to_string();
+            let wanted =
+                format!("two devices have the name {:?} or the number {}", twice.0, twice.1);
+            assert_eq!(error, format!("netdev-7.img: {wanted}"));
+        }
         let unknown = NetDeviceEntry { r#type: 77, ..entry(NdType::Bridge, "b") };
         assert_eq!(NetDevice::read(7, unknown).unwrap_err(), "device \"b\" is of type 77");
     }

@@ -15,7 +15,6 @@ use torpor_images::{ImageDir, kind};
 use torpor_policy::collect::{check_references, powers as powers_of, shared};
 use torpor_policy::ghost::Ghost;
 use torpor_policy::memory::MemoryArea;
-use torpor_policy::network::NetDevice;
 use torpor_policy::{Ask, Credentials, OpenFile, Passed, PathFile, Request, SignalOwner, UserMaps};
 
 use super::image::TaskImage;
@@ -305,7 +304,9 @@ fn networks(
         network.devices.iter().for_each(|device| things.expect(&*image, None, &device.ask()));
         let given = &view.passed.devices_of_network;
         let given = network.devices.iter().filter(|device| given.contains(&device.name));
-        given.flat_map(NetDevice::reach).for_each(|ask| things.expect(&*image, None, &ask));
+        let owned = spaces.users.iter().any(|user| user.owned.contains(&ns.id));
+        let reach = given.flat_map(|device| device.reach(owned));
+        reach.for_each(|ask| things.expect(&*image, None, &ask));
         let image = kind::IFADDR.file_name(ns.id.into());
         let addresses = filling.addresses().asks(&network.devices);
         addresses.iter().for_each(|ask| things.expect(&*image, None, ask));

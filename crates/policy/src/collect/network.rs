@@ -23,17 +23,19 @@ pub(super) fn collect(
     all: &mut Requests,
 ) -> Result<()> {
     let images = checkpoint.images;
+    let users = checkpoint.nested_users()?;
     for number in checkpoint.namespaces(NsKind::Net) {
         if external_key(images, number)?.is_some() {
             continue;
         }
         let id = u64::from(number);
         let network = Network::read(images, number, &settings.names)?;
+        let owned = users.iter().any(|user| user.owned.contains(&number));
         for device in &network.devices {
             let image = kind::NETDEV.file_name(id);
             all.add(&*image, None, device.ask());
             if passed.devices_of_network.contains(&device.name) {
-                device.reach().into_iter().for_each(|ask| all.add(&*image, None, ask));
+                device.reach(owned).into_iter().for_each(|ask| all.add(&*image, None, ask));
             }
         }
         sysctls(&network.settings, settings, all);

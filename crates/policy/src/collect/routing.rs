@@ -44,6 +44,15 @@ impl<'m> Attributes<'m> {
     fn only(&self, known: &[u16]) -> bool {
         self.0.iter().all(|(ty, _)| known.contains(ty))
     }
+
+    /// Whether what a route says of connections, if it does, is how large their packets are and how far they go. The rest chooses
+    /// their control of congestion, and how much they send at once.
+    fn has_plain_metrics(&self) -> bool {
+        /// `RTAX_MTU`, `RTAX_ADVMSS`, `RTAX_HOPLIMIT` of linux/rtnetlink.h.
+        const PLAIN: [u16; 3] = [2, 8, 10];
+        let metrics = self.find(libc::RTA_METRICS);
+        metrics.is_none_or(|metrics| Attributes::of(metrics, 0).only(&PLAIN))
+    }
 }
 
 /// The addresses that a restore gives to the devices of a network namespace.
@@ -115,6 +124,10 @@ impl Address {
     /// Whether the kernel gives it to a device by itself: those of the loopback device, and the
     /// one that is made of the hardware address (RFC 4291, appendix A).
     fn is_of_kernel(&self, device: &NetDevice) -> bool {
+        // Another end would come with a route to its network.
+        if self.other != self.local {
+            return false;
+        }
         if device.kind == NetKind::Loopback {
             let own = [(IpAddr::from(Ipv4Addr::LOCALHOST), 8), (Ipv6Addr::LOCALHOST.into(), 128)];
             return ip(&self.local).is_some_and(|ip| own.contains(&(ip, self.prefix)));
@@ -179,7 +192,8 @@ pub fn route(message: &[u8], addresses: &Addresses) -> Option<String> {
         libc::RTN_UNICAST => to.is_some_and(own),
         kind => HARMLESS.contains(&kind),
     };
-    if protocol == libc::RTPROT_KERNEL && attributes.only(&OWN) && harmless {
+    let plain = attributes.only(&OWN) && attributes.has_plain_metrics();
+    if protocol == libc::RTPROT_KERNEL && plain && harmless {
         return None;
     }
     let to = to.map_or_else(|| "default".to_owned(), |to| format!("{}/{length}", shown(to)));
@@ -253,9 +267,14 @@ mod tests {
         let one = Ipv6Addr::LOCALHOST.octets();
         let own = "fe80::ff:fe00:7".parse::<Ipv6Addr>().unwrap().octets();
         let other = "fe80::ff:fe00:8".parse::<Ipv6Addr>().unwrap().octets();
-        let asks = |all: &[(&[u8], u8, u8)]| -> Vec<String> {
-            addresses(all).asks(&devices).iter().map(ToString::to_string).collect()
+        let texts = |all: Addresses| -> Vec<String> {
+            all.asks(&devices).iter().map(ToString::to_string).collect()
         };
+        let asks = |all: &[(&[u8], u8, u8)]| texts(addresses(all));
+        let body = [2, 8, 0, 0, 1, 0, 0, 0];
+        let with_peer = message(&body, &[(1, &[10, 0, 0, 1]), (2, &[127, 0, 0, 1])]);
+        let found = texts(Addresses::of([with_peer.as_slice()].into_iter()));
+        assert_eq!(found, ["network device \"lo\": address 127.0.0.1/8"]);
         assert!(asks(&[(&[127, 0, 0, 1], 8, 1), (&one, 128, 1), (&own, 64, 2)]).is_empty());
         let found = asks(&[
             (&[127, 0, 0, 1], 1, 1),
@@ -285,6 +304,13 @@ mod tests {
         };
         let (to, over) = ((1, &[10, 7, 0, 0][..]), (4, &[2, 0, 0, 0][..]));
         assert_eq!(route(24, 1, &[to, over]), None);
+        let metrics = |kind: u16| {
+            let size = [8_u16.to_ne_bytes(), kind.to_ne_bytes()].concat();
+            route(24, 1, &[to, over, (8, &[size.as_slice(), &[1, 2, 3, 4]].concat()[..])])
+        };
+        // The largest packet, the control of congestion, and what is sent at first.
+        let wanted = || Some("10.7.0.0/24, table 254".to_owned());
+        assert_eq!([2, 16, 11].map(metrics), [None, wanted(), wanted()]);
         // Local, and one that leads nowhere.
         assert_eq!(route(0, 2, &[over]), None);
         assert_eq!(route(0, 7, &[over]), None);
