@@ -72,6 +72,7 @@ pub(crate) mod number {
     pub(crate) const LEASE: u32 = 28;
     pub(crate) const SETFCAP: u32 = 31;
     pub(crate) const WAKE_ALARM: u32 = 35;
+    pub(crate) const BLOCK_SUSPEND: u32 = 36;
     pub(crate) const AUDIT_READ: u32 = 37;
 }
 

@@ -92,6 +92,12 @@ impl EpollSet {
         let watches = epfd.tfd.iter().map(watch).collect();
         Some(EpollSet { file: epfd.id, flags: epfd.flags, watches })
     }
+
+    /// Whether the host does not sleep as long as an event waits.
+    pub(crate) fn keeps_the_host_awake(&self) -> bool {
+        const WAKEUP: u32 = libc::EPOLLWAKEUP.cast_unsigned();
+        self.watches.iter().any(|watch| watch.events & WAKEUP != 0)
+    }
 }
 
 impl EpollWatch {

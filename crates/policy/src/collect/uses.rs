@@ -4,6 +4,7 @@
 //! | what images have | judged by |
 //! |---|---|
 //! | timers, with a descriptor or without | `capabilities.use`, if their clock wakes the host |
+//! | epoll sets | `capabilities.use`, if they keep the host awake (`EPOLLWAKEUP`) |
 //! | userfaultfd | `capabilities.use`, if it is for faults of the kernel or for forks |
 //! | io_uring | `capabilities.use`, where this host keeps it for some; buffers, of all instances together, are locked memory |
 //! | user namespaces below the root task's | `capabilities.use`, where this host keeps them for some (Debian, Ubuntu) |
@@ -17,7 +18,7 @@
 //! | terminals | `files.devices`, once they are open; `capabilities.use`, if settings are locked |
 //! | leases | `capabilities.use`, on files of others, once they are open |
 //! | POSIX message queues | `limits.raise` and `ipc.sysctls` (`ipc.rs`) |
-//! | signalfd, eventfd, epoll, inotify, memfd, pidfd of a task of the tree | nothing: anybody makes them |
+//! | signalfd, eventfd, other epoll sets, inotify, memfd, pidfd of a task of the tree | nothing: anybody makes them |
 //! | perf events, eBPF maps, `memfd_secret` | no restore makes them |
 //! | a root directory of a task's own | `capabilities.use`, unless the tasks may have `CAP_SYS_CHROOT` |
 //! | nice values of sessions (autogroup) | no image has them |
@@ -30,7 +31,9 @@ use torpor_images::{Kind, kind};
 use super::checkpoint::{Checkpoint, Requests, Task};
 use super::limits::most_locked;
 use super::values::Values;
-use crate::capabilities::number::{SYS_ADMIN, SYS_CHROOT, SYS_PTRACE, SYS_RAWIO, WAKE_ALARM};
+use crate::capabilities::number::{
+    BLOCK_SUSPEND, SYS_ADMIN, SYS_CHROOT, SYS_PTRACE, SYS_RAWIO, WAKE_ALARM,
+};
 use crate::error::Result;
 use crate::io_uring::IoUring;
 use crate::passed::Passed;
@@ -42,6 +45,7 @@ use crate::spec::Spec;
 use crate::terminal::Terminal;
 use crate::timers::Timerfd;
 use crate::userfaultfd::Userfaultfd;
+use crate::watching::EpollSet;
 use crate::words::{LOCKED_MEMORY, PIPE_SIZE};
 
 /// Settings of this host: the largest pipe, whether io_uring is for some only (0: for everybody), whether
@@ -111,6 +115,9 @@ fn of_file(entry: &FileEntry, here: Values<'_>) -> Vec<(String, u32)> {
     let mut all = vec![];
     if Timerfd::of(entry).is_some_and(|timer| timer.wakes_the_host()) {
         all.push(("a timer that wakes this host".to_owned(), WAKE_ALARM));
+    }
+    if EpollSet::of(entry).is_some_and(|set| set.keeps_the_host_awake()) {
+        all.push(("an epoll set that keeps this host awake".to_owned(), BLOCK_SUSPEND));
     }
     if let Some(faults) = Userfaultfd::of(entry) {
         if faults.sees_forks() {
@@ -215,7 +222,10 @@ fn pipes(
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use torpor_images::proto::{TimerfdEntry, TorporIoUringEntry, TorporUserfaultfdEntry};
+    use torpor_images::proto::{
+        EventpollFileEntry, EventpollTfdEntry, TimerfdEntry, TorporIoUringEntry,
+        TorporUserfaultfdEntry,
+    };
 
     use super::*;
 
@@ -233,6 +243,13 @@ mod tests {
         };
         assert!(asked(&timer(1), None).is_empty());
         assert_eq!([asked(&timer(8), None), asked(&timer(9), None)].concat(), [WAKE_ALARM; 2]);
+        let epoll = |events| {
+            let tfd = [1, events].map(|events| EventpollTfdEntry { events, ..Default::default() });
+            let set = EventpollFileEntry { tfd: tfd.to_vec(), ..EventpollFileEntry::default() };
+            FileEntry { epfd: Some(set), ..FileEntry::default() }
+        };
+        assert!(asked(&epoll(0x5fff_ffff), None).is_empty());
+        assert_eq!(asked(&epoll(1 << 29 | 1), None), [BLOCK_SUSPEND]);
         let faults = |features, user_mode_only| {
             let entry = TorporUserfaultfdEntry { features, user_mode_only, ..Default::default() };
             FileEntry { torpor_userfaultfd: Some(entry), ..FileEntry::default() }
