@@ -163,3 +163,63 @@ fn a_file_of_a_job_gets_no_name_where_its_user_may_make_none() {
     assert_eq!(daemon.output(id), "begun\nkept\n");
     assert_eq!(fs::read_dir(place.path()).unwrap().count(), 3, "others, other, may-end");
 }
+
+/// With the rights of the user alone what a job has of its own comes back: files that were removed, pipes and sockets by their
+/// names, directories, what it watches, shared memory.
+#[test]
+fn all_that_is_a_users_comes_back() {
+    const SCRIPT: &str = r"
+import ctypes, mmap, os, socket, subprocess, tempfile, time
+os.mkdir('own', 0o700)
+os.chdir('own')
+log = open('log', 'a')
+gone = open('gone', 'w+')
+gone.write('gone')
+gone.flush()
+os.unlink('gone')
+scratch = tempfile.TemporaryFile()
+scratch.write(b'scratch')
+scratch.flush()
+os.mkfifo('fifo')
+fifo = os.open('fifo', os.O_RDWR)
+os.write(fifo, b'fifo')
+server = socket.socket(socket.AF_UNIX)
+server.bind('socket')
+server.listen()
+shared = tempfile.TemporaryFile(dir='/dev/shm')
+shared.truncate(4096)
+memory = mmap.mmap(shared.fileno(), 4096)
+memory[:6] = b'memory'
+here = os.open('.', os.O_RDONLY)
+libc = ctypes.CDLL(None)
+watch = libc.inotify_init1(0)
+assert libc.inotify_add_watch(watch, b'.', 0x100) > 0
+status = open('/proc/self/status')
+child = subprocess.Popen(['cat'], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+print('begun', flush=True)
+while not os.path.exists('../may-end'): time.sleep(0.02)
+log.write('end')
+gone.seek(0)
+scratch.seek(0)
+assert (gone.read(), scratch.read(), os.read(fifo, 4)) == ('gone', b'scratch', b'fifo')
+assert memory[:6] == b'memory' and 'Name:' in status.read()
+client = socket.socket(socket.AF_UNIX)
+client.connect('socket')
+assert os.listdir(here) == os.listdir('.')
+open('new', 'w').close()
+assert b'new' in os.read(watch, 4096)
+assert child.communicate(b'child')[0] == b'child'
+print('all')
+";
+    let daemon = Daemon::start(&[]);
+    let place = open_place();
+    let id = submit(&daemon, place.path(), &["python3", "-c", SCRIPT], &json!({}));
+    daemon.wait_for_output(id, "begun");
+    daemon.ok(&["preempt", "--means", "checkpoint", &id.to_string()]);
+    daemon.wait_for(id, "preempted");
+    daemon.ok(&["resume", &id.to_string()]);
+    fs::write(place.path().join("may-end"), "").unwrap();
+    daemon.wait_for(id, "done");
+    assert_eq!(daemon.output(id), "begun\nall\n");
+    assert_eq!(fs::read_to_string(place.path().join("own/log")).unwrap(), "end");
+}
