@@ -1,7 +1,7 @@
 //! With which rights files are opened that images name: no more than what the calling runtime has given the container.
 
 use rustix::fs::Stat;
-use torpor_policy::Opening;
+use torpor_policy::{Capabilities, Opening};
 use torpor_sys::rights::FileRights;
 
 /// What the calling runtime has given.
@@ -9,6 +9,12 @@ use torpor_sys::rights::FileRights;
 pub(crate) struct GivenRights(pub Opening);
 
 impl GivenRights {
+    /// Those of a user of this host, its group and further groups, without capabilities.
+    pub(crate) fn of_user(user: u32, groups: (u32, Vec<u32>)) -> Self {
+        let (user, groups) = (Some(user), Some(groups));
+        GivenRights(Opening { capabilities: Capabilities::default(), user, groups, ids: None })
+    }
+
     /// Those over a file, which depend on whose it is where tasks live in a user namespace of their own.
     pub(crate) fn over(&self, file: &Stat) -> FileRights {
         rights_of(self.0.over(file.st_uid, file.st_gid))

@@ -515,13 +515,17 @@ fn open_dir(cx: &mut Opener<'_>, mnt_id: i32, path: &[u8]) -> Result<OwnedFd> {
 /// A directory through a writable copy of its mount, where there is one. Images of this host may lead where only the restore
 /// may go.
 fn open_writable(cx: &Opener<'_>, mnt_id: i32, path: &[u8]) -> Result<rustix::io::Result<OwnedFd>> {
+    let at = (mnt_id, path);
     let (root, path) = match cx.mounts.on_copy(mnt_id, path) {
         Some(on_copy) => on_copy,
         None => (cx.roots.root_of_mount(mnt_id)?, path),
     };
     match cx.roots.find_below(root, path, OFlags::DIRECTORY)? {
-        Err(Errno::ACCESS) if cx.verdict.made_here()? => {
-            Ok(open_in(root, path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()))
+        Err(Errno::ACCESS) if cx.roots.of_user || cx.verdict.made_here()? => {
+            let found = open_in(root, path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty());
+            // A user of this host could have put a link there that leads to where it may not go.
+            let is_astray = cx.roots.of_user && found.is_ok() && !cx.roots.is_firm(at)?;
+            Ok(if is_astray { Err(Errno::ACCESS) } else { found })
         }
         found => Ok(found),
     }

@@ -7,7 +7,11 @@ use torpor_kernel::sock_diag::{self, InetSocket};
 use crate::error::{Context, Error, Result};
 use crate::proc;
 
-pub(super) fn tcp_sockets() -> Result<Vec<InetSocket>> {
+/// The TCP sockets of both families in the network namespace of this thread.
+///
+/// # Errors
+/// If the kernel does not list them.
+pub(crate) fn tcp_sockets() -> Result<Vec<InetSocket>> {
     let mut all = sock_diag::inet(libc::AF_INET, libc::IPPROTO_TCP)?;
     all.extend(sock_diag::inet(libc::AF_INET6, libc::IPPROTO_TCP)?);
     Ok(all)

@@ -31,6 +31,7 @@ use crate::file::{Found, OpenFiles};
 use crate::namespace::Namespaces;
 use crate::namespace::user::IdMaps;
 use crate::network::asleep::Asleep;
+use crate::network::listed::tcp_sockets;
 
 /// Level and name of the filter of raw ICMP sockets (linux/icmp.h).
 const ICMP_FILTER: (i32, i32) = (255, 1);
@@ -538,7 +539,7 @@ fn bind(spaces: &Namespaces, fd: BorrowedFd<'_>, of: &InetSocket) -> Result<()> 
         bound => return bound,
     }
     // The remains of connections occupy a port for a minute.
-    if of.kind.is_stream() && of.state == state::CLOSE && Repaired::enter(fd).is_ok() {
+    if of.state == state::CLOSE && Repaired::enter(fd).is_ok() {
         let bound = bind();
         return leave_repair(fd, 1).and(bound);
     }
@@ -562,11 +563,8 @@ fn others_listen(spaces: &Namespaces, of: &InetSocket) -> Result<bool> {
         let is_there = socket.source_port == local.port && meets(socket);
         is_there && u32::from(socket.state) == state::LISTEN
     };
-    spaces.in_netns(netns_of(spaces, of.kind.network()), || {
-        let listed = |family| diag::inet(family, libc::IPPROTO_TCP);
-        let (four, six) = (listed(libc::AF_INET)?, listed(libc::AF_INET6)?);
-        Ok(four.iter().chain(&six).any(listens))
-    })
+    let listed = spaces.in_netns(netns_of(spaces, of.kind.network()), tcp_sockets)?;
+    Ok(listed.iter().any(listens))
 }
 
 /// Takes a port, after the remains of connections if need be: a listener cannot be in

@@ -9,7 +9,6 @@ use std::path::{Component, Path};
 
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
-use torpor_policy::{Capabilities, Opening};
 use torpor_sys::rights::{FileRights, Limited};
 
 use crate::error::{Context, Error, Result};
@@ -44,9 +43,7 @@ impl Roots {
     /// Files are opened and made with the rights of this user of this host, and its group and further groups. It could have put
     /// something else in the place of its files since its tasks were dumped, or links to files of others.
     pub(crate) fn limit_to_user(&mut self, user: u32, groups: (u32, Vec<u32>)) {
-        let (user, groups) = (Some(user), Some(groups));
-        let rights = Opening { capabilities: Capabilities::default(), user, groups, ids: None };
-        (self.rights, self.of_user) = (Some(GivenRights(rights)), true);
+        (self.rights, self.of_user) = (Some(GivenRights::of_user(user, groups)), true);
     }
 
     /// Who has given the rights, and whose they are, for messages.
@@ -68,8 +65,7 @@ impl Roots {
             return Ok(false);
         }
         let own = rustix::process::geteuid().as_raw();
-        let mut at =
-            self.root_of_mount(mount)?.try_clone_to_owned().context(|| "dup".to_owned())?;
+        let mut at = duplicate(self.root_of_mount(mount)?)?;
         for part in Path::new(OsStr::from_bytes(path)).components() {
             let Component::Normal(name) = part else { continue };
             let dir = rustix::fs::fstat(&at).context(|| "fstat".to_owned())?;
@@ -266,8 +262,9 @@ impl Roots {
     pub(crate) fn may_read(&self, file: BorrowedFd<'_>) -> Result<bool> {
         let Some(given) = &self.rights else { return Ok(true) };
         let stat = rustix::fs::fstat(file).context(|| "fstat".to_owned())?;
-        let is_own = given.over(&stat).user == Some(stat.st_uid);
-        let _limited = self.limit(file)?;
+        let rights = given.over(&stat);
+        let is_own = rights.user == Some(stat.st_uid);
+        let _limited = rights.limit().context(as_user)?;
         Ok(is_own || !is_denied(accessed(file, Access::READ_OK)))
     }
 

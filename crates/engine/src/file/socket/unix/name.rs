@@ -418,8 +418,6 @@ fn descend(path: &Path, made: &mut Vec<PathBuf>) -> Result<()> {
 mod tests {
     use std::os::unix::fs::MetadataExt;
 
-    use torpor_policy::{Capabilities, Opening};
-
     use super::*;
     use crate::file::socket::testing::close;
 
@@ -567,9 +565,7 @@ mod tests {
         let sticky = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
         std::fs::set_permissions(dir.path(), sticky).unwrap();
         let bound = |user: u32| {
-            let (user, groups) = (Some(user), Some((user, vec![])));
-            let capabilities = Capabilities::default();
-            let rights = GivenRights(Opening { capabilities, user, groups, ids: None });
+            let rights = GivenRights::of_user(user, (user, vec![]));
             bind_at(&Bound { rights: Some(rights), ..place(dir.path(), "socket") }, b"socket\0")
         };
         let before = owner_and_mode(&path);
