@@ -2,12 +2,14 @@
 
 use std::path::Path;
 
+use crate::collect::Maps;
 use crate::namespace::NsKind;
 use crate::origin::Origin;
-use crate::passed::{IdKind, Passed};
+use crate::passed::Passed;
 use crate::request::{Ask, Request};
 use crate::rules::{Limit, Policy, Rules, is_below};
 use crate::spec::{Spec, SpecDevice, SpecMount};
+use crate::user_maps::UserMaps;
 use crate::violation::Violation;
 
 /// What names a configuration in a violation.
@@ -86,12 +88,10 @@ impl Rules {
 /// What a container has that is started by a configuration.
 fn asks(spec: &Spec, passed: &Passed) -> Vec<Ask> {
     let linux = &spec.linux;
-    let outside = |kind, id| passed.outside(spec, kind, id).unwrap_or(id);
+    let maps = Maps(Some(passed.maps(spec)));
     let user = &spec.process.user;
     let groups = [user.gid].into_iter().chain(user.additional_gids.iter().copied());
-    let maps = [(false, &linux.uid_mappings), (true, &linux.gid_mappings)];
-    let maps =
-        maps.into_iter().flat_map(|(groups, maps)| maps.iter().map(move |map| (groups, map)));
+    let extents = maps.0.iter().flat_map(UserMaps::extents);
     let kinds = NsKind::ALL.into_iter().map(NsKind::name);
     let devices = linux.devices.iter().filter_map(SpecDevice::device);
     [
@@ -99,16 +99,14 @@ fn asks(spec: &Spec, passed: &Passed) -> Vec<Ask> {
         Ask::Seccomp(linux.seccomp.is_some()),
         Ask::NoNewPrivileges(spec.process.no_new_privileges),
         Ask::Profile(spec.profile().map(str::to_owned)),
-        Ask::User(outside(IdKind::User, user.uid)),
+        Ask::User(maps.user(user.uid)),
     ]
     .into_iter()
-    .chain(groups.map(|gid| Ask::Group(outside(IdKind::Group, gid))))
+    .chain(groups.map(|gid| Ask::Group(maps.group(gid))))
     .chain(kinds.filter(|kind| !spec.has_namespace(kind)).map(Ask::HostNamespace))
-    .chain(maps.map(|(groups, map)| Ask::Map {
-        groups,
-        first: map.container_id,
-        lower: map.host_id,
-        count: map.size,
+    .chain(extents.map(|(groups, extent)| {
+        let (first, lower, count) = extent.numbers();
+        Ask::Map { groups, first, lower, count }
     }))
     .chain(devices.map(|device| Ask::Device { path: "linux.devices".to_owned(), device }))
     .chain(linux.sysctl.iter().map(|(name, value)| {

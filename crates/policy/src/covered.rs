@@ -73,13 +73,14 @@ pub(crate) fn uncovered(requests: &[Request], passed: &Passed) -> Vec<Violation>
 
 /// Files of Unix sockets that would be made where other mounts hide them.
 pub(crate) fn hidden_sockets(requests: &[Request]) -> Vec<Violation> {
-    let spaces = spaces(requests);
-    let trees: Vec<_> = spaces.iter().map(|(.., mounts)| MountTree::of(mounts)).collect();
     let sockets = requests.iter().filter_map(|request| match &request.ask {
         Ask::Bind(name) => Some((request, name.file.as_ref()?)),
         _ => None,
     });
-    let hidden = sockets.filter(|(_, file)| {
+    let sockets: Vec<_> = sockets.collect();
+    let spaces = if sockets.is_empty() { vec![] } else { spaces(requests) };
+    let trees: Vec<_> = spaces.iter().map(|(.., mounts)| MountTree::of(mounts)).collect();
+    let hidden = sockets.into_iter().filter(|(_, file)| {
         let number = u32::try_from(file.mount).ok();
         let found = trees.iter().find_map(|tree| Some((tree.numbered(number?)?, tree)));
         let dir = file.path.parent().unwrap_or(&file.path).to_string_lossy();

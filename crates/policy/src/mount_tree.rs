@@ -12,7 +12,7 @@ use crate::runtime::plain;
 /// The mounts of a namespace.
 #[derive(Debug)]
 pub(crate) struct MountTree<'m> {
-    all: Vec<&'m Mount>,
+    count: usize,
     root: Option<&'m Mount>,
     by_number: HashMap<u32, &'m Mount>,
     /// What lies on each, by its place.
@@ -43,12 +43,12 @@ impl<'m> MountTree<'m> {
             by_place.entry(place).or_default().push(mount);
         }
         let seen = RefCell::default();
-        MountTree { all: all.to_vec(), root, by_number, upon, by_place, seen }
+        MountTree { count: all.len(), root, by_number, upon, by_place, seen }
     }
 
-    /// All of them, in their order.
-    pub(crate) fn all(&self) -> &[&'m Mount] {
-        &self.all
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.count
     }
 
     /// The one that has this number.
@@ -80,7 +80,7 @@ impl<'m> MountTree<'m> {
         way.reverse();
         let mut here = self.root?;
         // Each step leads to another mount; images that go round in a circle end, too.
-        for _ in 0..self.all.len() {
+        for _ in 0..self.count {
             let upon = self.upon.get(&here.id.0);
             match upon.and_then(|upon| way.iter().find_map(|place| upon.get(*place))) {
                 Some(next) => here = next,

@@ -88,9 +88,9 @@ impl Policy {
         let files = [number::DAC_OVERRIDE, number::DAC_READ_SEARCH];
         let files = files.into_iter().fold(0, |all, one| all | Capabilities::only(one).0);
         // What counts in a user namespace of its own counts for its files.
-        let ids = spec.has_namespace("user").then(|| passed.maps(spec));
-        let ids = ids.filter(|ids| !ids.users.is_empty() && !ids.groups.is_empty());
         let nested = spec.has_namespace("user");
+        let ids = nested.then(|| passed.maps(spec));
+        let ids = ids.filter(|ids| !ids.users.is_empty() && !ids.groups.is_empty());
         let capabilities = if nested { capabilities & files } else { capabilities };
         // Tasks that can be anybody can open anybody's files.
         let anybody = if user.is_none() { files } else { 0 };

@@ -34,10 +34,13 @@ pub(crate) fn overlays(requests: &[Request], passed: &Passed) -> Vec<Violation> 
             made_in.entry(mount.device).or_insert(index);
         }
     }
+    if made_in.is_empty() {
+        return found;
+    }
     let trees: Vec<_> = spaces.iter().map(|(.., mounts)| MountTree::of(mounts)).collect();
-    for (index, (_, image, mounts)) in spaces.iter().enumerate() {
+    for (_, image, mounts) in &spaces {
         for mount in mounts.iter().filter(|mount| is_overlay(mount)) {
-            let around = &trees[made_in.get(&mount.device).copied().unwrap_or(index)];
+            let around = &trees[made_in[&mount.device]];
             let options = mount.fs.options();
             if !sees_all {
                 let why = "shows what is in directories that are closed to the tasks, and CAP_DAC_OVERRIDE is not given";

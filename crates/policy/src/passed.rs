@@ -7,7 +7,7 @@ use crate::limits::NO_LOGIN;
 use crate::mount_options::{READ_ONLY, flags};
 use crate::namespace::NsKind;
 use crate::origin::Origin;
-use crate::spec::{IdMapping, Spec};
+use crate::spec::Spec;
 use crate::user_maps::{IdExtent, UserMaps};
 
 /// What a restore was given.
@@ -140,11 +140,7 @@ impl Passed {
 
     /// The id on this host of one in the container, if it is mapped.
     pub(crate) fn outside(&self, spec: &Spec, kind: IdKind, id: u32) -> Option<u32> {
-        let maps = self.maps(spec);
-        let map = match kind {
-            IdKind::User => maps.users,
-            IdKind::Group => maps.groups,
-        };
+        let map = self.map(spec, kind);
         match map.is_empty() {
             true => Some(id),
             false => map.iter().find_map(|extent| extent.outside(id)),
@@ -154,15 +150,18 @@ impl Passed {
     /// The maps of the tasks' user namespace: those of the configuration, and those of one that is joined. None if they
     /// have no such namespace of their own.
     pub(crate) fn maps(&self, spec: &Spec) -> UserMaps {
-        let of = |given: &[IdMapping], joined: fn(&UserMaps) -> &Vec<IdExtent>| {
-            let given = given.iter();
-            let given = given.map(|map| IdExtent::given(map.container_id, map.host_id, map.size));
-            given.chain(self.user_maps.iter().flat_map(joined).copied()).collect()
+        UserMaps { users: self.map(spec, IdKind::User), groups: self.map(spec, IdKind::Group) }
+    }
+
+    fn map(&self, spec: &Spec, kind: IdKind) -> Vec<IdExtent> {
+        let (linux, joined) = (&spec.linux, self.user_maps.as_ref());
+        let (given, joined) = match kind {
+            IdKind::User => (&linux.uid_mappings, joined.map(|maps| &maps.users)),
+            IdKind::Group => (&linux.gid_mappings, joined.map(|maps| &maps.groups)),
         };
-        UserMaps {
-            users: of(&spec.linux.uid_mappings, |maps| &maps.users),
-            groups: of(&spec.linux.gid_mappings, |maps| &maps.groups),
-        }
+        let given = given.iter();
+        let given = given.map(|map| IdExtent::given(map.container_id, map.host_id, map.size));
+        given.chain(joined.into_iter().flatten().copied()).collect()
     }
 
     /// Whether the tasks could say themselves who has logged in: anybody may say it once.

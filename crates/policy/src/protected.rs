@@ -82,7 +82,7 @@ pub(crate) fn unlocked(requests: &[Request], passed: &Passed) -> Vec<Violation> 
 fn comes_late(mount: &Mount, tree: &MountTree<'_>) -> bool {
     let below = |mount: &&Mount| tree.numbered(mount.id.1);
     // A circle ends, too.
-    let mut line = std::iter::successors(Some(mount), below).take(tree.all().len());
+    let mut line = std::iter::successors(Some(mount), below).take(tree.count());
     line.any(|mount| mount.pid_ns.is_some() || mount.namespace.is_some())
 }
 

@@ -20,6 +20,9 @@ use crate::counting::{COUNT, goes_on};
 use crate::images::archives::{archive, header};
 use crate::images::{FOREIGN, Images, at, bundle_of, refuses_of};
 
+/// Why a file is not opened.
+const RIGHTS: &str = "with no more rights than the calling runtime gives";
+
 /// What the shell has read from /data is another file, on the mount at `place`.
 fn other_file(images: &Images, place: &str, path: &str) {
     let mut mount = 0;
@@ -86,7 +89,6 @@ fn users_and_groups() {
 /// Files are opened with what the container has, whoever opens them.
 #[test]
 fn files_of_others() {
-    const RIGHTS: &str = "with no more rights than the calling runtime gives";
     fn watch(images: &Images, path: &str) {
         images.open(FdTypes::Inotify, |entry| {
             let f_handle = FhEntry { path: Some(path.into()), ..FhEntry::default() };
@@ -142,7 +144,6 @@ fn files_of_others() {
 /// A volume that shows processes of this host: none of their files is opened, nor any of the restoring program.
 #[test]
 fn processes_of_this_host() {
-    const RIGHTS: &str = "with no more rights than the calling runtime gives";
     let scratch = Scratch::new("images-processes");
     let bundle = bundle_of(&scratch, &format!("exec 8</data; {COUNT}")).configure(|config| {
         let mount = json!({"type": "bind", "source": "/proc", "destination": "/host", "options": ["bind", "rw"]});
@@ -178,7 +179,6 @@ fn processes_of_this_host() {
 /// In a user namespace nobody has a right over what belongs to this host's root, whatever ids and capabilities there are.
 #[test]
 fn files_of_ids_that_a_user_namespace_lacks() {
-    const RIGHTS: &str = "with no more rights than the calling runtime gives";
     const ROOT: u32 = 300_000;
     let scratch = Scratch::new("images-mapped");
     let mapped = json!([{"containerID": 0, "hostID": ROOT, "size": 65_536}]);
@@ -279,7 +279,7 @@ fn what_is_a_bound_only() {
             (
                 "root's file, open",
                 |images| other_file(images, "/", "/secret"),
-                &["open /secret", "with no more rights than the calling runtime gives"],
+                &["open /secret", RIGHTS],
             ),
         ],
         |_| (),

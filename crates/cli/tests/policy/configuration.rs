@@ -6,17 +6,20 @@ use torpor_images::proto::{FdTypes, InetSkEntry};
 
 use super::{Asleep, said, torpor};
 
+/// What an audit says of images for a container of this configuration.
+fn audited(task: &Asleep, bundle: &tempfile::TempDir, spec: &str) -> String {
+    fs::write(bundle.path().join("config.json"), spec).unwrap();
+    let images = task.images();
+    let mut audit = torpor(&["image", "audit", images.to_str().unwrap(), "--host-key", "none"]);
+    audit.args(["--policy", "/dev/null", "--bundle"]).arg(bundle.path());
+    said(&audit.output().unwrap())
+}
+
 #[test]
 fn a_bundle_limits_foreign_images() {
     let task = Asleep::new(&["--mount", "--propagation=private"], "mount -t tmpfs none /opt");
     let bundle = tempfile::tempdir().unwrap();
-    let audit = |spec: &str| {
-        fs::write(bundle.path().join("config.json"), spec).unwrap();
-        let images = task.images();
-        let mut audit = torpor(&["image", "audit", images.to_str().unwrap(), "--host-key", "none"]);
-        audit.args(["--policy", "/dev/null", "--bundle"]).arg(bundle.path());
-        said(&audit.output().unwrap())
-    };
+    let audit = |spec: &str| audited(&task, &bundle, spec);
     let narrow = audit(
         r#"{"ociVersion": "1.0.2", "root": {"readonly": true},
             "process": {"noNewPrivileges": true, "capabilities": {"bounding": ["CAP_KILL"]}},
@@ -62,11 +65,7 @@ fn sockets_in_the_network_of_this_host() {
             r#"{{"ociVersion": "1.0.2", "linux": {{"namespaces": [{{"type": "uts"}}{spaces}]}},
                 "process": {{"capabilities": {{"bounding": ["CAP_NET_RAW"]}}}}}}"#
         );
-        fs::write(bundle.path().join("config.json"), spec).unwrap();
-        let images = task.images();
-        let mut audit = torpor(&["image", "audit", images.to_str().unwrap(), "--host-key", "none"]);
-        audit.args(["--policy", "/dev/null", "--bundle"]).arg(bundle.path());
-        said(&audit.output().unwrap())
+        audited(&task, &bundle, &spec)
     };
     let refused =
         "a raw socket (file 900001): CAP_NET_RAW is not given (foreign.network.raw-sockets)";

@@ -87,10 +87,10 @@ pub(super) fn groups_left(
     let given: BTreeSet<u32> = given.collect();
     for task in checkpoint.tasks.iter().filter(|task| !task.zombie && !given.is_empty()) {
         for (&thread, credentials) in task.threads.iter().zip(task.credentials) {
-            let further = credentials.iter().flat_map(|credentials| &credentials.further);
-            let has: BTreeSet<u32> = further.map(|&id| maps.group(id)).collect();
+            let Some(credentials) = credentials else { continue };
+            let has: BTreeSet<u32> = credentials.further.iter().map(|&id| maps.group(id)).collect();
             let left: Vec<_> = given.difference(&has).map(ToString::to_string).collect();
-            if credentials.is_some() && !left.is_empty() {
+            if !left.is_empty() {
                 let text = format!("is not in group {}, where it belongs", left.join(", "));
                 all.add(kind::CORE.file_name(thread.into()), Some(thread), Ask::FewerGroups(text));
             }
