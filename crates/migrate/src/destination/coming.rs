@@ -22,12 +22,16 @@ impl Coming {
     /// Claims what is announced.
     ///
     /// # Errors
-    /// If another migration brings it, or a volume that is in one of these, or has one of these in it.
+    /// If another migration brings it, or a volume that is in one of these, or has one of these in it; if a name is in front of
+    /// all others.
     pub(super) fn claim(&self, begin: &Begin) -> Result<Claim<'_>> {
         let mut own = begin.volumes.clone();
         if let Subject::Container { id, .. } = &begin.subject {
             // Volumes have whole paths.
             own.push(PathBuf::from(id));
+        }
+        if own.iter().any(|path| path.parent().is_none()) {
+            return Err(Error::Protocol("a container or a volume without a name".to_owned()));
         }
         let mut all = self.all();
         let is_claimed =
@@ -96,6 +100,10 @@ mod tests {
         ] {
             let error = coming.claim(&begin(id, volumes)).unwrap_err().to_string();
             assert!(error.starts_with(what), "{error}");
+        }
+        // Nor may one keep all others away.
+        for (id, volume) in [("", "/srv/one"), ("one", "/"), ("one", "")] {
+            coming.claim(&begin(id, &[volume])).unwrap_err();
         }
         drop(first);
         let again = coming.claim(&begin("web", &["/srv/web"])).unwrap();

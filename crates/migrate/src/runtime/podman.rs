@@ -13,6 +13,7 @@ use std::process::{Command, Stdio};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use torpor_kernel::tree;
 
 use super::bundle::{self, Terms};
 use super::{Container, Runtime, State, archive, configuration, job};
@@ -418,9 +419,7 @@ pub(super) fn export(
     let ended = Group::start(&mut command, "podman").and_then(|it| it.finish_unless(cancel));
     for name in names(&kept).into_iter().filter(|name| !before.contains(name)) {
         let path = kept.join(name);
-        let removed =
-            if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-        if let Err(error) = removed {
+        if let Err(error) = tree::remove_at(&path) {
             tracing::warn!("{}: {error}", path.display());
         }
     }

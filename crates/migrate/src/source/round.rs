@@ -115,6 +115,8 @@ impl Source<'_> {
         self.has_stopped = true;
         let cancel = Some(&self.cancel);
         address::run(self.plan.script.as_deref(), Stage::Stopped, &self.id, cancel)?;
+        // What is sent from here on, until the trees are there, counts as theirs.
+        self.link.send_written(Some(&self.cancel))?;
         let files = self.send_files()?;
         if let Some(container) = &self.plan.container {
             container.complete(&self.round_dir(number), self.work.path(), &self.cancel)?;

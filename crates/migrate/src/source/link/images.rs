@@ -99,11 +99,11 @@ impl Link {
     /// Sends those small images that the job has written so far.
     ///
     /// # Errors
-    /// If the link is down, or one cannot be read; if somebody cancels; if the kernel does not tell which there are.
-    pub(super) fn send_written(&mut self, cancel: Option<&Cancel>) -> Result<()> {
+    /// If the link is down, or one cannot be read; if somebody cancels.
+    pub(in crate::source) fn send_written(&mut self, cancel: Option<&Cancel>) -> Result<()> {
         let Some(mut written) = self.written.take() else { return Ok(()) };
         let mut parcel = Parcel::default();
-        written.look()?;
+        written.look();
         while let Some((name, file, metadata)) = written.next() {
             if !self.goes_in_parcel(&name, metadata.len()) {
                 continue;
@@ -112,7 +112,7 @@ impl Link {
             parcel.add(name, file, metadata.len())?;
             if parcel.is_full() {
                 self.send_early(std::mem::take(&mut parcel), cancel)?;
-                written.look()?;
+                written.look();
             }
         }
         self.written = Some(written);

@@ -1,6 +1,6 @@
 //! Images that are complete while a job writes others: whoever writes one closes it then, and writes no more to it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs::{File, Metadata};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -28,7 +28,7 @@ pub(super) struct Written {
     events: OwnedFd,
     clock: OwnedFd,
     /// Images that are complete, and that nobody has asked for.
-    complete: HashSet<String>,
+    complete: Vec<String>,
     /// What was sent, as it was then.
     sent: HashMap<String, Version>,
 }
@@ -54,16 +54,12 @@ impl Written {
         let begun = watch(dir).and_then(|events| Ok((events, clock()?)));
         let (events, clock) =
             begun.inspect_err(|error| tracing::debug!("{}: {error}", dir.display())).ok()?;
-        let (complete, sent) = (HashSet::new(), HashMap::new());
+        let (complete, sent) = (Vec::new(), HashMap::new());
         Some(Self { dir: dir.to_owned(), events, clock, complete, sent })
     }
 
     /// Looks what has been written since.
-    ///
-    /// # Errors
-    /// If the kernel does not tell.
-    pub(super) fn look(&mut self) -> Result<()> {
-        let failed = |errno: Errno| Error::Io { what: "inotify".to_owned(), source: errno.into() };
+    pub(super) fn look(&mut self) {
         // That it was time.
         let _ = read(&self.clock, &mut [0; 8]);
         let mut buffer = [MaybeUninit::uninit(); 64 << 10];
@@ -76,18 +72,16 @@ impl Written {
                     let image = name.filter(|name| name.ends_with(".img") && is_image(name));
                     self.complete.extend(image.map(str::to_owned));
                 }
-                Err(Errno::AGAIN) => return Ok(()),
                 Err(Errno::INTR) => {}
-                Err(errno) => return Err(failed(errno)),
+                // There is no more; or what it does not tell of is sent in the end.
+                Err(_) => return,
             }
         }
     }
 
     /// The next image that is complete and was not sent, with its file; the caller says by [`Written::is_sent`] that it was.
     pub(super) fn next(&mut self) -> Option<(String, File, Metadata)> {
-        loop {
-            let name = self.complete.iter().next()?.clone();
-            self.complete.remove(&name);
+        while let Some(name) = self.complete.pop() {
             let open = || File::open(self.dir.join(&name)).and_then(|it| Ok((it.metadata()?, it)));
             // Whatever keeps it from being read does so in the end, too.
             if !self.sent.contains_key(&name)
@@ -96,6 +90,7 @@ impl Written {
                 return Some((name, file, metadata));
             }
         }
+        None
     }
 
     /// An image was sent as it is.
@@ -135,7 +130,10 @@ impl AsFd for Written {
 
 fn watch(dir: &Path) -> rustix::io::Result<OwnedFd> {
     let events = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
-    let which = inotify::WatchFlags::CLOSE_WRITE | inotify::WatchFlags::ONLYDIR;
+    // What was removed before it was closed says nothing of what has its name by now.
+    let which = inotify::WatchFlags::CLOSE_WRITE
+        | inotify::WatchFlags::EXCL_UNLINK
+        | inotify::WatchFlags::ONLYDIR;
     inotify::add_watch(&events, dir, which)?;
     Ok(events)
 }
@@ -171,7 +169,7 @@ mod tests {
         }
         fs::remove_file(dir.path().join("mm-1.img")).unwrap();
         let names = |written: &mut Written| {
-            written.look().unwrap();
+            written.look();
             let mut names = Vec::new();
             while let Some((name, _, metadata)) = written.next() {
                 written.is_sent(name.clone(), &metadata);
