@@ -107,6 +107,7 @@ fn dump_numbers(stats: &DumpStatsEntry) -> Vec<(&'static str, u64)> {
         ("pages_lazy", stats.pages_lazy),
     ];
     let optional = [
+        ("shpages_written", stats.shpages_written),
         ("cow_bytes", stats.torpor_cow_bytes),
         ("relative_pages", stats.torpor_relative_pages),
         ("compress_from_bytes", stats.torpor_compress_from_bytes),

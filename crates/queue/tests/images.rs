@@ -98,6 +98,24 @@ fn who_gives_way_is_saved_as_what_has_changed() {
     whole(&daemon, id, 500);
 }
 
+/// How long it takes to save a job follows from its memory, however little of the disk that takes once it is packed.
+#[test]
+fn what_is_written_is_told_apart_from_what_it_takes() {
+    const MEMORY: u64 = 64 << 20;
+    let daemon = Daemon::configured(&json!({}), &[]);
+    let script =
+        format!("{WAITING}x = bytearray(b'x') * {MEMORY}\nprint('there', flush=True)\nwait()");
+    let id = daemon.submit(&["--class", "batch"], &common::words(&python(&daemon, &script)));
+    until("it has its memory", || (daemon.output(id) == "there\n").then_some(()));
+    daemon.ok(&["preempt", &id.to_string(), "--means", "checkpoint"]);
+    let preempted = events(&daemon, id, "preempted").remove(0);
+    assert!(preempted["bytes"].as_u64() < Some(MEMORY / 4), "{preempted}");
+    assert!(preempted["written"].as_u64() > Some(MEMORY - 1), "{preempted}");
+    std::fs::write(may_end(&daemon), "").unwrap();
+    daemon.ok(&["resume", &id.to_string()]);
+    daemon.wait_for(id, "done");
+}
+
 #[test]
 fn a_job_that_runs_on_is_copied_on_write() {
     let config = json!({ "shortest_interval": 300, "mean_time_between_failures": 500 });

@@ -433,7 +433,11 @@ fn statistics(dir: &Path) -> std::collections::BTreeMap<String, u64> {
         ImageDir::open(dir)?.read_one(kind::STATS_DUMP, 0)
     };
     let numbers = read().ok().and_then(|stats| stats.dump).map(|dump| {
-        [("pages_written", dump.pages_written), ("frozen_time", dump.frozen_time.into())]
+        [
+            ("pages_written", dump.pages_written),
+            ("shpages_written", dump.shpages_written.unwrap_or(0)),
+            ("frozen_time", dump.frozen_time.into()),
+        ]
     });
     numbers.into_iter().flatten().map(|(name, number)| (name.to_owned(), number)).collect()
 }

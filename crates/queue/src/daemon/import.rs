@@ -184,6 +184,7 @@ fn here(id: JobId, from: Record, now: i64) -> Record {
     Record {
         ran: from.ran,
         saved: from.saved,
+        memory: from.memory,
         preemptions: from.preemptions,
         next_checkpoint: from.next_checkpoint,
         failures: from.failures,

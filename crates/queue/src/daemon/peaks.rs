@@ -75,7 +75,7 @@ impl Peaks {
 
     /// The most that a job has held itself, if anything is known of that.
     pub(super) fn of_itself(&self, record: &Record) -> Option<u64> {
-        let saved = Some(record.image_bytes).filter(|&bytes| bytes > 0);
+        let saved = Some(record.memory()).filter(|&bytes| bytes > 0);
         self.jobs.get(&record.id).copied().max(saved)
     }
 

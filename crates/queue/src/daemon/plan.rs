@@ -114,7 +114,7 @@ impl Core {
         let memory = if phase == Phase::Running {
             shepherd::cgroups(&self.dir(record.id)).memory().unwrap_or(0)
         } else {
-            record.image_bytes
+            record.memory()
         };
         Facts {
             memory,
@@ -344,9 +344,11 @@ mod tests {
         let jobs = [8, 64].map(|mib: u64| (core.submit(spec.clone(), None).unwrap(), mib << 20));
         for (id, changed) in jobs {
             core.jobs.get_mut(&id).unwrap().place = Place::Running;
-            let whole = Saved { seq: 1, bytes: WHOLE, took_us: 700_000, ..Saved::default() };
+            // What the images take, packed, says nothing about that.
+            let packed = Saved { bytes: 1 << 20, memory: WHOLE, ..Saved::default() };
+            let whole = Saved { seq: 1, written: WHOLE, took_us: 700_000, ..packed };
             let since_ms = Some(10_000);
-            let more = Saved { seq: 2, bytes: changed, since_ms, took_us: 50_000, ..whole };
+            let more = Saved { seq: 2, written: changed, since_ms, took_us: 50_000, ..whole };
             core.report(id, 0, Report::Saved(whole));
             assert_eq!(core.to_save(id, WHOLE, files::now()), WHOLE);
             core.report(id, 0, Report::Saved(more));

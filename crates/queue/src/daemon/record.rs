@@ -99,8 +99,11 @@ pub(crate) struct Record {
     pub kept: Vec<Stored>,
     /// The number that the next checkpoint gets.
     pub next_checkpoint: u64,
-    /// Bytes of its newest checkpoint.
+    /// Bytes of its newest checkpoint, as they are on the disk.
     pub image_bytes: u64,
+    /// Bytes of memory that it held when that was made.
+    #[serde(default)]
+    pub memory: u64,
     /// How it gives way now, or gave way last.
     pub giving_way: Option<GivingWay>,
     /// Until when it is left alone because its guarantee was due.
@@ -234,6 +237,11 @@ pub(crate) struct Stored {
 }
 
 impl Record {
+    /// Bytes of memory that it held when it was last saved. Of one that an earlier version saved only its images are known.
+    pub(crate) fn memory(&self) -> u64 {
+        if self.memory > 0 { self.memory } else { self.image_bytes }
+    }
+
     /// A job that was just submitted.
     #[must_use]
     pub(crate) fn new(id: JobId, spec: Spec, now: Millis) -> Self {
@@ -256,6 +264,7 @@ impl Record {
             kept: Vec::new(),
             next_checkpoint: 1,
             image_bytes: 0,
+            memory: 0,
             giving_way: None,
             guaranteed: None,
             held: false,

@@ -163,7 +163,7 @@ impl Core {
         self.saving.remove(&id);
         let now = files::now();
         self.last_save.insert(id, now);
-        self.speed.saved(saved.bytes, saved.took_us);
+        self.speed.saved(saved.written, saved.took_us);
         self.note_dirt(id, saved, now);
         if let Some(spec) = self.jobs.get(&id).map(|record| record.spec.clone()) {
             self.was_saved(&spec);
@@ -171,13 +171,14 @@ impl Core {
         let Some(record) = self.jobs.get_mut(&id) else { return };
         // One that was frozen before stands still all the time, and one that is copied on write hardly.
         if record.place != Place::Stopped && saved.ended_tasks {
-            self.speed.stood_still(saved.bytes, saved.frozen_us, saved.took_us);
+            self.speed.stood_still(saved.written, saved.frozen_us, saved.took_us);
         }
         record.image_bytes = record.image_bytes.max(saved.bytes);
+        record.memory = saved.memory;
         (record.losses, record.machine_losses) = (0, 0);
         record.overhead += millis(saved.frozen_us);
         let data = json!({
-            "means": "checkpoint", "seq": saved.seq, "bytes": saved.bytes,
+            "means": "checkpoint", "seq": saved.seq, "bytes": saved.bytes, "written": saved.written,
             "frozen_us": saved.frozen_us, "took_us": saved.took_us, "cow_bytes": saved.cow_bytes,
             "cost_ms": millis(saved.frozen_us),
             "to": record.giving_way.and_then(|way| way.to),
@@ -207,7 +208,7 @@ impl Core {
             return;
         }
         let dirt = match (self.dirt.get(&id), saved.since_ms) {
-            (Some(dirt), Some(since)) => dirt.changed(now, saved.bytes, since),
+            (Some(dirt), Some(since)) => dirt.changed(now, saved.written, since),
             _ => Dirt::whole(now),
         };
         self.dirt.insert(id, dirt);
@@ -253,7 +254,7 @@ impl Core {
     }
 
     fn restored(&mut self, id: JobId, took_us: u64) {
-        let bytes = self.jobs.get(&id).map_or(0, |record| record.image_bytes);
+        let bytes = self.jobs.get(&id).map_or(0, Record::memory);
         self.speed.restored(self.to_fill(id, bytes), took_us);
         self.back(id, "resumed", json!({ "took_us": took_us }), took_us);
         self.keep_facts();

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use torpor_images::pagemap::page_size;
 use torpor_kernel::proc;
 use torpor_worker::{Class, Event, Job, Outcome, Worker};
 
@@ -189,12 +190,14 @@ impl Save {
         let mut before = base.map(|base| {
             format!("../checkpoint-{}/{}", base.record.seq, base.record.images.display())
         });
+        let mut written = 0;
         for round in 1..=self.rounds {
             let name = format!("round-{round}");
             let outcome = self.round(dir, &name, before.as_deref())?;
             if outcome.class != Class::Done {
                 return Ok(Err(outcome));
             }
+            written += bytes_written(&outcome);
             before = Some(name);
         }
         let name = format!("round-{}", self.rounds + 1);
@@ -220,6 +223,8 @@ impl Save {
             frozen_us,
             took_us: 0,
             bytes,
+            written: written + bytes_written(&outcome),
+            memory: record.memory,
             since_ms: since.and_then(|millis| u64::try_from(millis).ok()),
             cow_bytes: outcome.report.statistics.get("cow_bytes").copied(),
             ended_tasks: !self.keep,
@@ -377,6 +382,12 @@ impl Save {
 #[must_use]
 fn at_rest_of(keep: bool) -> &'static [&'static str] {
     if keep { &["network-unlock", "post-dump"] } else { &["post-dump"] }
+}
+
+/// Bytes of memory that a round has written.
+fn bytes_written(outcome: &Outcome) -> u64 {
+    let pages = |name| outcome.report.statistics.get(name).copied().unwrap_or(0);
+    (pages("pages_written") + pages("shpages_written")).saturating_mul(page_size())
 }
 
 /// Whether a job runs while so much memory of it is still coming.

@@ -163,8 +163,14 @@ pub(crate) struct Saved {
     pub frozen_us: u64,
     /// How long it took altogether, in microseconds.
     pub took_us: u64,
-    /// Bytes of its images.
+    /// Bytes of its images, as they are on the disk.
     pub bytes: u64,
+    /// Bytes of memory that were written to them, in all rounds, before they were packed.
+    #[serde(default)]
+    pub written: u64,
+    /// Bytes of memory that the job held.
+    #[serde(default)]
+    pub memory: u64,
     /// Milliseconds since the checkpoint that it builds on, if it does.
     pub since_ms: Option<u64>,
     /// Whether the job's tasks ended with it.
