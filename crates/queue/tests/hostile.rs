@@ -271,6 +271,33 @@ fn input_fills_no_disk() {
     daemon.wait_for(id, "cancelled");
 }
 
+/// Neither does that of a job that reads none, nor of one that is over: nobody looks how much they have.
+#[test]
+fn input_that_nobody_reads_takes_little_of_the_disk() {
+    use std::os::unix::fs::MetadataExt;
+    const PART: u64 = 4 << 20;
+    let daemon = Daemon::start(&[]);
+    let part = "x".repeat(4 << 20);
+    // A machine of the pool may say that it has taken it.
+    let put = |id: u64, number: u64| {
+        let path = format!("/v1/jobs/{id}/stdin?at={}&taken=1", number * PART);
+        ask(&daemon, "PUT", &path, "", &part)
+    };
+    let reads_none = daemon.submit(&[], &["sleep", "1000"]);
+    let refused = (0..10).map(|number| put(reads_none, number)).find(|(status, _)| *status != 200);
+    let (status, said) = refused.expect("all of it was kept");
+    assert!(status == 429 && said.contains("has not read"), "{status} {said}");
+    daemon.ok(&["cancel", &reads_none.to_string()]);
+    daemon.wait_for(reads_none, "cancelled");
+    let over = daemon.submit(&[], &["true"]);
+    daemon.wait_for(over, "done");
+    for number in 0..10 {
+        assert_eq!(put(over, number).0, 200);
+    }
+    let kept = daemon.data().join(format!("jobs/{over}/in")).metadata().unwrap();
+    assert!(kept.len() == 10 * PART && kept.blocks() * 512 < PART, "{kept:?}");
+}
+
 /// What is copied is as large as whoever submits a job likes.
 #[test]
 fn a_copy_of_input_fills_no_disk() {

@@ -85,7 +85,7 @@ pub(super) fn handle(queue: &Arc<Queue>, who: &Identity, request: &Request) -> R
             admin(who, || set_quota(queue, &name.join("/"), request))
         }
         (method, ["v1", "jobs", id, rest @ ..]) => match allowed(queue, who, id) {
-            Ok(id) => job(queue, id, method, rest, request),
+            Ok(id) => job(queue, who, id, (method, rest), request),
             Err(response) => response,
         },
         _ => nothing(&request.path, "there is nothing of that name"),
@@ -141,8 +141,14 @@ fn allowed(queue: &Queue, who: &Identity, id: &str) -> Result<JobId, Response> {
     if who.may(&job.spec.owner) { Ok(id) } else { Err(missing()) }
 }
 
-fn job(queue: &Arc<Queue>, id: JobId, method: &str, rest: &[&str], request: &Request) -> Response {
-    match (method, rest) {
+fn job(
+    queue: &Arc<Queue>,
+    who: &Identity,
+    id: JobId,
+    asked_for: (&str, &[&str]),
+    request: &Request,
+) -> Response {
+    match asked_for {
         ("GET", []) => {
             let events = request.number("events").unwrap_or(u64::MAX);
             with(&queue.lock(), id, |core, record| core.detail(record, events))
@@ -152,7 +158,7 @@ fn job(queue: &Arc<Queue>, id: JobId, method: &str, rest: &[&str], request: &Req
             Err(response) => response,
         },
         ("GET", ["stream"]) => stream(queue, id, request),
-        ("PUT", ["stdin"]) => take_input(queue, id, request),
+        ("PUT", ["stdin"]) => take_input(queue, who, id, request),
         ("POST", ["signal"]) => signal(queue, id, request),
         ("POST", ["cancel"]) => cancel(queue, id, request),
         ("POST", ["preempt"]) => preempt(queue, id, request),
@@ -269,11 +275,12 @@ const UNREAD_PATIENCE: Duration = Duration::from_millis(500);
 /// How long to wait before it is looked again whether a job has read more.
 const UNREAD_PAUSE: Duration = Duration::from_millis(20);
 
-/// Whether a job has read so much of its input that what comes at `at` may come; waits a while for that. An earlier
-/// version that keeps the job does not say so.
-fn has_read(dir: &JobDir, at: u64) -> bool {
+/// Whether a job has read so much of its input that what comes at `at` may come; waits a while for that. One that reads
+/// none has read nothing of it. An earlier version that keeps the job does not say so.
+fn has_read(dir: &JobDir, reads: bool, at: u64) -> bool {
     let begun = Instant::now();
-    let is_early = || pump::fed(dir).is_some_and(|fed| at > fed.saturating_add(MOST_UNREAD));
+    let fed = || pump::fed(dir).or((!reads).then_some(0));
+    let is_early = || fed().is_some_and(|fed| at > fed.saturating_add(MOST_UNREAD));
     while is_early() {
         if begun.elapsed() > UNREAD_PATIENCE {
             return false;
@@ -285,13 +292,14 @@ fn has_read(dir: &JobDir, at: u64) -> bool {
 
 /// Adds to a job's standard input. The client says where, so that what it sends again
 /// after a failure counts once.
-fn take_input(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
-    let (dir, limits, away, is_over) = {
+fn take_input(queue: &Arc<Queue>, who: &Identity, id: JobId, request: &Request) -> Response {
+    let (dir, limits, reads, away, is_over) = {
         let core = queue.lock();
         let record = core.jobs.get(&id);
         let limits = record.map(|job| job.spec.limits.clone()).unwrap_or_default();
+        let reads = record.is_some_and(|job| job.spec.stdin);
         let is_over = record.is_some_and(|job| job.place == Place::Ended);
-        (core.dir(id), limits, core.away(id), is_over)
+        (core.dir(id), limits, reads, core.away(id), is_over)
     };
     let at = request.number("at").unwrap_or(0);
     let length = at.saturating_add(request.body.len() as u64);
@@ -301,11 +309,16 @@ fn take_input(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
     }
     // The other machine knows of a job that has gone, and one that is over reads no more. A machine must be able to hand on
     // what it has taken.
-    let waits = away.is_none() && !is_over && request.query("taken").is_none();
-    if waits && !has_read(&dir, at) {
+    let is_taken = who.machine && request.query("taken").is_some();
+    let waits = away.is_none() && !is_over && !is_taken;
+    if waits && !has_read(&dir, reads, at) {
         return Response::problem(429, "the job has not read what came before: send it again");
     }
-    let added = keep_input(&dir, at, &request.body, request.query("end") == Some("1"));
+    let is_last = request.query("end") == Some("1");
+    let added = match is_over {
+        true => pass_over(&dir, length, at),
+        false => keep_input(&dir, at, &request.body, is_last),
+    };
     // It may have gone meanwhile.
     let away = queue.lock().away(id);
     if let (Ok(true), Some((client, there))) = (&added, away) {
@@ -326,6 +339,17 @@ fn take_input(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
         ),
         Err(e) => Response::problem(500, &format!("keep the input: {e}")),
     }
+}
+
+/// Takes a part of the standard input of a job that is over: nobody reads it, and it has its length and takes no room. Says
+/// whether all before it was there.
+fn pass_over(dir: &JobDir, length: u64, at: u64) -> io::Result<bool> {
+    let file = files::own(&dir.stdin())?;
+    let len = file.metadata()?.len();
+    if at > len {
+        return Ok(false);
+    }
+    file.set_len(length.max(len)).map(|()| true)
 }
 
 /// Writes a part of a job's standard input: what is acknowledged is on stable storage. Says whether all
