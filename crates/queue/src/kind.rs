@@ -27,10 +27,23 @@ const DIGITS: usize = 12;
 /// Characters of a script in the name of its kind: people are to know it again.
 const SHOWN: usize = 24;
 
+/// The name of no kind is longer: what is longer is a beginning and a digest.
+const LONGEST: usize = 255;
+
 /// The kind of jobs that run these words: their program; of an interpreter the file, the module or the text
 /// that it runs. A digest tells texts apart that begin alike.
 #[must_use]
 pub(crate) fn of_command(words: &[String]) -> String {
+    short(of_words(words))
+}
+
+/// A name for a kind, made shorter if it is long.
+#[must_use]
+pub(crate) fn short(kind: String) -> String {
+    if kind.len() > LONGEST { shortened(&kind) } else { kind }
+}
+
+fn of_words(words: &[String]) -> String {
     let mut words = words;
     let (program, rest) = loop {
         let Some((program, rest)) = words.split_first() else { return String::new() };
@@ -124,6 +137,15 @@ mod tests {
     #[test]
     fn a_command_may_be_long() {
         assert_eq!(of_command(&vec!["env".to_owned(); 1_000_000]), "");
+    }
+
+    /// Kinds are remembered when their jobs are forgotten.
+    #[test]
+    fn a_kind_is_short() {
+        let long = "x".repeat(1 << 20);
+        let [a, b] = ["a", "b"].map(|end| of(&format!("python3|-m|{long}{end}")));
+        assert!(a.starts_with("python3 -m xxxx") && a.len() < 64, "{a}");
+        assert_ne!(a, b);
     }
 
     #[test]

@@ -12,6 +12,9 @@ use crate::rlimits::{self, Rlimits};
 /// How deep projects may lie in each other; GitLab has 20 groups around one.
 const MAX_DEPTH: usize = 32;
 
+/// No class, owner, project or kind has a longer name. What was used and what was learned is kept by these, beyond the job.
+const LONGEST_NAME: usize = 1024;
+
 /// No machine has more processors, and the kernel takes no limit that is much higher.
 pub(crate) const MOST_PROCESSORS: f64 = 1e6;
 
@@ -217,8 +220,10 @@ impl Spec {
     pub(crate) fn kind(&self) -> String {
         match (&self.kind, &self.container) {
             (Some(kind), _) => kind.clone(),
-            (None, Some(ContainerSource::Image(image))) => format!("image {image}"),
-            (None, Some(ContainerSource::Bundle(dir))) => format!("bundle {}", dir.display()),
+            (None, Some(ContainerSource::Image(image))) => kind::short(format!("image {image}")),
+            (None, Some(ContainerSource::Bundle(dir))) => {
+                kind::short(format!("bundle {}", dir.display()))
+            }
             (None, None) => kind::of_command(&self.command),
         }
     }
@@ -248,13 +253,29 @@ impl Spec {
         }
     }
 
+    fn check_names(&self) -> Result<(), String> {
+        let names = [
+            ("class", self.class.as_str()),
+            ("owner", self.owner.as_str()),
+            ("project", self.project.as_str()),
+            ("kind", self.kind.as_deref().unwrap_or_default()),
+        ];
+        match names.into_iter().find(|(_, name)| name.len() > LONGEST_NAME) {
+            Some((what, _)) => {
+                Err(format!("the name of the {what} has more than {LONGEST_NAME} bytes"))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// What is wrong with it, if anything is.
     ///
     /// # Errors
-    /// If the container, the limits, the command, the environment, the project or the directory is none that a job can have:
-    /// says what to change.
+    /// If the container, the limits, a name, the command, the environment, the project or the directory is none that a job can
+    /// have: says what to change.
     pub(crate) fn check(&self) -> Result<(), String> {
         self.check_container()?;
+        self.check_names()?;
         rlimits::check(&self.rlimits)?;
         let first = self.command.first();
         if first.is_none_or(String::is_empty) && (self.container.is_none() || first.is_some()) {
@@ -325,6 +346,15 @@ mod tests {
         assert!(of(&["a\0b"]).check().is_err());
         assert!(Spec { dir: "relative".into(), ..of(&["true"]) }.check().is_err());
         assert!(Spec { artefacts: vec!["../x".into()], ..of(&["true"]) }.check().is_err());
+        let long = || "x".repeat(LONGEST_NAME + 1);
+        for spec in [
+            Spec { class: long(), ..of(&["true"]) },
+            Spec { owner: long(), ..of(&["true"]) },
+            Spec { project: long(), ..of(&["true"]) },
+            Spec { kind: Some(long()), ..of(&["true"]) },
+        ] {
+            assert!(spec.check().unwrap_err().contains("more than 1024 bytes"));
+        }
         let container = Some(ContainerSource::Image("shop".into()));
         let image = Spec { container, command: Vec::new(), ..of(&["true"]) };
         assert_eq!((image.check(), image.kind()), (Ok(()), "image shop".to_owned()));

@@ -320,6 +320,8 @@ impl Core {
         // What the daemon gives is no part of what was asked for, which a second request must repeat.
         spec.limits.usual_pids = self.config.pids;
         spec.limits.usual_disk = self.config.default_disk;
+        // Each decision asks for it, and a command may be long.
+        spec.kind = Some(spec.kind());
         let now = files::now();
         let make = |id| Record::new(id, spec, now);
         let record = self.store.add(key.map(|key| (key, body.as_str())), now, make);
@@ -591,6 +593,19 @@ impl NotTaken {
 mod tests {
     use super::*;
     use crate::name::AnyPath;
+
+    /// Each decision needs it of all jobs: a digest of a long script each time would hold everybody up.
+    #[test]
+    fn the_kind_of_a_job_is_found_when_it_is_submitted() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("jobs")).unwrap();
+        let mut core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
+        let command = ["sh", "-c", "true"].map(str::to_owned).to_vec();
+        let spec = Spec { command, dir: "/".into(), ..Spec::default() };
+        let kind = spec.kind();
+        let id = core.submit(spec, None).unwrap();
+        assert_eq!(core.jobs[&id].spec.kind, Some(kind));
+    }
 
     /// A daemon that was started anew may have another configuration, and the job may have taken its input.
     #[test]

@@ -43,6 +43,10 @@ pub struct Quota {
     pub images: Option<u64>,
 }
 
+/// So many projects are known at most, and so many owners in projects: those that have used most. Whoever submits a job may
+/// name a project that nobody has named before.
+const MOST_NAMES: usize = 4000;
+
 /// Slot seconds that are as good as none.
 const TRIFLE: f64 = 0.001;
 
@@ -74,6 +78,12 @@ impl Usage {
             // Whoever has been away for long is known no more, or all would be for ever.
             used.retain(|_, value| *value > TRIFLE);
         }
+        take_least(&mut self.projects);
+        for (name, used) in take_least(&mut self.owners) {
+            // What an owner has used in many projects counts for the owner's quota all the same.
+            let owner = name.rsplit_once('/').map_or(name.as_str(), |(_, owner)| owner);
+            *self.owners.entry(format!("/{owner}")).or_default() += used;
+        }
         self.at = now;
     }
 
@@ -101,6 +111,18 @@ impl Usage {
         let owner = used(&self.owners, &owner) / right(&shares.owners, &job.owner);
         lineage(&job.project).map(project).chain([owner]).collect()
     }
+}
+
+/// Takes out those that have used least, where there are too many, until half as many are left.
+fn take_least(used: &mut BTreeMap<String, f64>) -> Vec<(String, f64)> {
+    if used.len() <= MOST_NAMES {
+        return Vec::new();
+    }
+    let mut all: Vec<(String, f64)> = std::mem::take(used).into_iter().collect();
+    all.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+    let least = all.split_off(MOST_NAMES / 2);
+    used.extend(all);
+    least
 }
 
 /// Compares what [`Usage::ratios`] says of two jobs. Where one of them lies deeper, the other has
@@ -210,6 +232,21 @@ fn used_seconds(usage: &Usage, name: &str) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Nobody gets around a quota by that.
+    #[test]
+    fn of_many_names_those_are_known_that_have_used_most() {
+        let mut usage = Usage::default();
+        usage.add("kernel", "bob", 1, 3_600_000);
+        for number in 0..=MOST_NAMES {
+            usage.add(&format!("p{number}"), "ann", 1, 1000);
+        }
+        usage.decay(1, 7 * 86_400_000);
+        assert!(usage.projects.len() <= MOST_NAMES && usage.owners.len() <= MOST_NAMES);
+        assert!(usage.projects["kernel"] > 3599.0 && usage.owners["kernel/bob"] > 3599.0);
+        let most = 4000.0;
+        assert!(used_seconds(&usage, "owner:ann") > most);
+    }
 
     #[test]
     fn who_has_been_away_for_long_is_forgotten() {
