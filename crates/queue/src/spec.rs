@@ -15,6 +15,9 @@ const MAX_DEPTH: usize = 32;
 /// No class, owner, project or kind has a longer name. What was used and what was learned is kept by these, beyond the job.
 const LONGEST_NAME: usize = 1024;
 
+/// Bytes that a part of a list takes in memory, besides its text.
+const PART: usize = 48;
+
 /// No machine has more processors, and the kernel takes no limit that is much higher.
 pub(crate) const MOST_PROCESSORS: f64 = 1e6;
 
@@ -233,6 +236,15 @@ impl Spec {
     pub(crate) fn group(&self) -> Group {
         let (owner, project) = (self.owner.clone(), self.project.clone());
         Group { owner, project, kind: self.kind() }
+    }
+
+    /// Bytes that the daemon holds of it: as text, as on its disk, and what each part of a list takes besides in memory.
+    pub(crate) fn bytes(&self) -> u64 {
+        let text = serde_json::to_vec(self).map_or(0, |text| text.len());
+        let lists = [self.command.len(), self.env.len() * 2, self.user.groups.len()];
+        let more = [self.labels.len() * 2, self.after.len(), self.artefacts.len()];
+        let parts: usize = lists.into_iter().chain(more).sum();
+        (text + parts * PART) as u64
     }
 
     fn check_container(&self) -> Result<(), String> {

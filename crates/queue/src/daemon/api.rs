@@ -221,6 +221,7 @@ fn submit(queue: &Arc<Queue>, who: &Identity, request: &Request) -> Response {
     match submitted {
         Ok(id) => Response { status: 201, ..Response::json(&accepted(&queue.lock(), id)) },
         Err(NotTaken::Senseless(text)) => Response::problem(400, &text),
+        Err(NotTaken::TooMany(text)) => Response::problem(429, &text),
         Err(NotTaken::KeyReused) => {
             Response::problem(422, "another job was submitted under this key")
         }

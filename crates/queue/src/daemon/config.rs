@@ -66,6 +66,9 @@ pub(crate) struct Config {
     pub images: Option<u64>,
     /// How long jobs that are over are known.
     pub retention: Retention,
+    /// Bytes that the jobs of one owner may take by what was said of them when they were submitted (default: 256 MiB; no
+    /// limit if it is null). Of those that are over the oldest are forgotten when half of it is taken.
+    pub descriptions: Option<u64>,
     /// Where checkpoints are kept apart from this machine: `dir:PATH`, or `s3://BUCKET/PREFIX`.
     pub store: Option<String>,
     /// Milliseconds without a sign of life in the store after which this daemon counts as gone.
@@ -92,6 +95,7 @@ impl Default for Config {
             peer_silence: 60_000,
             images: None,
             retention: Retention::default(),
+            descriptions: Some(256 << 20),
             store: None,
             lease: 60_000,
         }

@@ -323,7 +323,9 @@ impl Core {
         // Each decision asks for it, and a command may be long.
         spec.kind = Some(spec.kind());
         let now = files::now();
-        let make = |id| Record::new(id, spec, now);
+        let new = Record::new(0, spec, now);
+        self.has_place_for(&new)?;
+        let make = |id| Record { id, ..new };
         let record = self.store.add(key.map(|key| (key, body.as_str())), now, make);
         let record = record.map_err(NotTaken::broken)?;
         let (id, dir) = (record.id, self.dir(record.id));
@@ -574,6 +576,8 @@ pub(super) enum NotTaken {
     Senseless(String),
     /// Another job was submitted under this key.
     KeyReused,
+    /// Its owner has too many already; a sentence.
+    TooMany(String),
     /// It cannot be kept.
     Broken(String),
 }

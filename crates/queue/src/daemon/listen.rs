@@ -38,6 +38,9 @@ const MOST_STRANGERS: usize = 128;
 /// Nor are so many of one owner, who would keep the others out: streams stay open for as long as their reader likes.
 const MOST_OF_ONE: usize = 384;
 
+/// A request has the place of one more for each so many bytes of its body, which are in memory until it is answered.
+const BYTES_OF_A_PLACE: usize = 256 << 10;
+
 /// How long nobody may connect before it is looked whether the file of a Unix socket is there.
 const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
@@ -228,9 +231,11 @@ impl Door {
             };
             counted = stranger.take().map(|_| Counted::among(&self.open));
             if let (Some(owner), false) = (&identity.owner, identity.admin) {
-                place = Some(OwnersPlaces::take(&self.by_owner, owner).ok_or_else(|| {
+                let taken = OwnersPlaces::take(&self.by_owner, owner, places(request));
+                place = Some(taken.ok_or_else(|| {
                     let text = format!(
-                        "{owner} has {MOST_OF_ONE} connections, and no more places: end some, as those of logs --follow"
+                        "{owner} has {MOST_OF_ONE} connections, or long requests in their places, and no \
+                         more: end some, as those of logs --follow"
                     );
                     Response::problem(429, &text)
                 })?);
@@ -270,22 +275,30 @@ impl Drop for Counted {
 #[derive(Debug, Default)]
 struct OwnersPlaces(Mutex<BTreeMap<String, usize>>);
 
+/// How many places a request takes.
+fn places(request: &Request) -> usize {
+    // What is no length was refused.
+    let length = request.header("Content-Length").and_then(|length| length.parse::<usize>().ok());
+    1 + length.unwrap_or(0) / BYTES_OF_A_PLACE
+}
+
 /// A connection of an owner, which is counted as long as this is there.
 struct OwnersPlace {
     all: Arc<OwnersPlaces>,
     owner: String,
+    places: usize,
 }
 
 impl OwnersPlaces {
-    /// A place for one more, if the owner may have one.
-    fn take(all: &Arc<Self>, owner: &str) -> Option<OwnersPlace> {
+    /// So many places for one more, if the owner may have them.
+    fn take(all: &Arc<Self>, owner: &str, places: usize) -> Option<OwnersPlace> {
         let mut counts = all.counts();
-        let count = counts.entry(owner.to_owned()).or_default();
-        if *count >= MOST_OF_ONE {
+        let taken = counts.get(owner).copied().unwrap_or(0) + places;
+        if taken > MOST_OF_ONE {
             return None;
         }
-        *count += 1;
-        Some(OwnersPlace { all: Arc::clone(all), owner: owner.to_owned() })
+        counts.insert(owner.to_owned(), taken);
+        Some(OwnersPlace { all: Arc::clone(all), owner: owner.to_owned(), places })
     }
 
     fn counts(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
@@ -297,7 +310,7 @@ impl Drop for OwnersPlace {
     fn drop(&mut self) {
         let mut counts = self.all.counts();
         if let Some(count) = counts.get_mut(&self.owner) {
-            *count -= 1;
+            *count -= self.places;
             if *count == 0 {
                 counts.remove(&self.owner);
             }
@@ -380,6 +393,23 @@ pub(super) fn tell_service_manager(state: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// All of what comes is in memory at first.
+    #[test]
+    fn long_requests_of_one_owner_are_few() {
+        let all = Arc::default();
+        let long = |bytes: usize| {
+            let headers = vec![("Content-Length".to_owned(), bytes.to_string())];
+            places(&Request { headers, ..Request::default() })
+        };
+        let taken: Vec<OwnersPlace> =
+            std::iter::from_fn(|| OwnersPlaces::take(&all, "ann", long(8 << 20))).collect();
+        assert_eq!(taken.len(), 11);
+        let short = OwnersPlaces::take(&all, "ann", long(0)).unwrap();
+        assert!(OwnersPlaces::take(&all, "bob", long(8 << 20)).is_some());
+        drop((taken, short));
+        assert_eq!(all.counts().len(), 0);
+    }
 
     #[test]
     fn a_place_has_the_name_that_its_certificate_is_for() {

@@ -169,7 +169,13 @@ pub(crate) struct Record {
     /// Whether its newest checkpoint is in the object store only.
     #[serde(default)]
     pub only_stored: bool,
+    /// Bytes that the daemon holds of what was submitted.
+    #[serde(default)]
+    pub described: u64,
 }
+
+/// Bytes that the daemon holds of a job besides.
+const BESIDES: u64 = 4 << 10;
 
 /// Where a job goes, or has gone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -246,6 +252,7 @@ impl Record {
     #[must_use]
     pub(crate) fn new(id: JobId, spec: Spec, now: Millis) -> Self {
         Self {
+            described: spec.bytes(),
             id,
             spec,
             place: Place::Queued,
@@ -290,6 +297,12 @@ impl Record {
             named: false,
             only_stored: false,
         }
+    }
+
+    /// Bytes that the daemon holds of it in its memory.
+    #[must_use]
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.described + BESIDES
     }
 
     /// Adds a sentence to what there is to say about it; whether that is new.

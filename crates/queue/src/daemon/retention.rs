@@ -1,14 +1,14 @@
 //! Jobs that are over are forgotten in the end, with what they have written: a daemon that runs for years
 //! would fill its machine's disk and memory.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::thread;
 
 use torpor_worker::tell;
 
 use super::config::Retention;
-use super::core::Core;
+use super::core::{Core, NotTaken};
 use super::kept::kept_with;
 use super::record::{Place, Record};
 use crate::files;
@@ -48,8 +48,11 @@ impl Core {
         over.sort_unstable();
         let spare = jobs.map_or(0, |most| over.len().saturating_sub(most));
         let is_old = |ended: Millis| age.is_some_and(|age| now - ended > age);
-        let due =
-            over.iter().enumerate().filter(|(place, (ended, _))| *place < spare || is_old(*ended));
+        let crowd = self.crowd(&over);
+        let is_due = |&(place, &(ended, id)): &(usize, &(Millis, JobId))| {
+            place < spare || is_old(ended) || crowd.contains(&id)
+        };
+        let due = over.iter().enumerate().filter(is_due);
         let due: Vec<JobId> = due.map(|(_, (_, id))| *id).collect();
         if due.is_empty() {
             return;
@@ -61,6 +64,44 @@ impl Core {
         let due: Vec<JobId> = due.into_iter().filter(is_free).take(MOST_AT_ONCE).collect();
         if let Err(why) = self.forget_all(&due) {
             tell!("torpor queue: {why}");
+        }
+    }
+
+    /// Of jobs that are over, the oldest first, those by which their owners have taken more than half of what their jobs may
+    /// take.
+    fn crowd(&self, over: &[(Millis, JobId)]) -> BTreeSet<JobId> {
+        let Some(most) = self.config.descriptions else { return BTreeSet::new() };
+        let mut taken: BTreeMap<&str, u64> = BTreeMap::new();
+        for job in self.jobs.values() {
+            *taken.entry(&job.spec.owner).or_default() += job.held_bytes();
+        }
+        let mut crowd = BTreeSet::new();
+        for job in over.iter().filter_map(|(_, id)| self.jobs.get(id)) {
+            let taken = taken.entry(&job.spec.owner).or_default();
+            if *taken > most / 2 {
+                *taken -= job.held_bytes();
+                crowd.insert(job.id);
+            }
+        }
+        crowd
+    }
+
+    /// Whether the daemon has room for one more of an owner's jobs: nobody takes the memory, and the disk, that those of
+    /// others need.
+    ///
+    /// # Errors
+    /// `NotTaken::TooMany` if it has not: how much those take that there are.
+    pub(super) fn has_place_for(&self, new: &Record) -> Result<(), NotTaken> {
+        let Some(most) = self.config.descriptions else { return Ok(()) };
+        let owner = &new.spec.owner;
+        let own = self.jobs.values().filter(|job| job.spec.owner == *owner);
+        let taken: u64 = own.map(Record::held_bytes).sum();
+        match taken + new.held_bytes() <= most {
+            true => Ok(()),
+            false => Err(NotTaken::TooMany(format!(
+                "the jobs of {owner} take {taken} bytes by what was said of them, and may take {most}; let some end, and \
+                 forget those that are over (torpor queue forget)"
+            ))),
         }
     }
 
@@ -130,7 +171,38 @@ mod tests {
 
     use super::super::config::Config;
     use super::*;
+    use crate::shepherd::message::Exit;
     use crate::spec::Spec;
+
+    /// What was said of jobs stays in memory and on disk for as long as they are known.
+    #[test]
+    fn one_owners_jobs_leave_room_for_others() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("jobs")).unwrap();
+        let config = Config { descriptions: Some(400_000), orphan_after: 0, ..Config::default() };
+        let mut core = Core::open(dir.path().to_owned(), config).unwrap();
+        let submit = |core: &mut Core, owner: &str, key: Option<&str>| {
+            let (command, owner) = (vec!["x".repeat(100_000)], owner.to_owned());
+            core.submit(Spec { command, owner, dir: "/".into(), ..Spec::default() }, key)
+        };
+        let own: Vec<JobId> =
+            (0..3).map(|_| submit(&mut core, "ann", Some("key")).unwrap()).collect();
+        assert_eq!(own, [own[0]; 3], "it was submitted once");
+        let more = [(); 2].map(|()| submit(&mut core, "ann", None).unwrap());
+        let NotTaken::TooMany(text) = submit(&mut core, "ann", None).unwrap_err() else { panic!() };
+        assert!(text.contains("the jobs of ann take"), "{text}");
+        assert_eq!(submit(&mut core, "ann", Some("key")), Ok(own[0]), "there it is already");
+        let other = submit(&mut core, "bob", None).unwrap();
+        // Those that are over make room by themselves, the oldest first; what lives stays.
+        for id in [own[0], more[1], other] {
+            core.end(id, Exit::Code(0), None);
+        }
+        core.jobs.get_mut(&own[0]).unwrap().ended = Some(files::now() - 1000);
+        core.forget_old(files::now() + 1);
+        let known: Vec<JobId> = core.jobs.keys().copied().collect();
+        assert_eq!(known, [more[0], other]);
+        submit(&mut core, "ann", None).unwrap();
+    }
 
     #[test]
     fn a_new_daemon_keeps_what_it_knows_and_prepares_anew() {
