@@ -249,6 +249,29 @@ proptest! {
     }
 }
 
+/// Owners take turns, whether their jobs live on after a slice or are done in it, and however low they are.
+#[test]
+fn who_is_due_does_not_wait_for_the_crowd_of_another_owner() {
+    let (every, slice) = (120 * SECOND, 20 * SECOND);
+    for (slots, work) in [(4, HOUR), (2, 10 * SECOND)] {
+        let rules = Rules { guarantee: Guarantee { every, slice }, ..rules() };
+        let own = |owner: &str, priority: i64, work: Millis| {
+            let owner = owner.to_owned();
+            Task { owner, priority, ..of("long", 0, work) }
+        };
+        let mut tasks = vec![own("ann", -5, work); 60];
+        tasks.push(own("bob", 0, HOUR));
+        // More than all slots can do at any time.
+        tasks.extend((0..200).map(|i| of("urgent", i * 2 * SECOND, 12 * SECOND)));
+        let found = Machine::new(slots, 64 * GIB, rules, tasks.clone()).run(400 * SECOND);
+        tasks.sort_by_key(|task| task.at);
+        let place = tasks.iter().position(|task| task.owner == "bob").unwrap();
+        let waited = found[place].longest_wait;
+        let most = every + 2 * (slice + 5 * SECOND);
+        assert!(found[place].started.is_some() && waited <= most, "{slots} {work}: {waited}");
+    }
+}
+
 #[test]
 fn an_urgent_job_starts_at_once() {
     let found = fates(1, vec![of("long", 0, 100 * SECOND), of("urgent", 50 * SECOND, SECOND)]);

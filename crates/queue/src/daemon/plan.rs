@@ -176,6 +176,9 @@ impl Core {
             Action::Run { job, guaranteed } => {
                 if let Some(record) = self.jobs.get_mut(&job) {
                     record.guaranteed = guaranteed;
+                    if guaranteed.is_some() {
+                        self.usage.begin_slice(&record.spec.owner, files::now());
+                    }
                 }
                 self.let_run(job);
             }

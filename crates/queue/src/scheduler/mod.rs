@@ -6,7 +6,7 @@
 //! The rules, in the order in which they apply:
 //!
 //! 1. A job whose guarantee is due (it has waited for `guarantee.every`) goes before all
-//!    others, the lowest level first, may displace anybody (but kill none that it would not
+//!    others, by turns of their owners and the lowest level first, may displace anybody (but kill none that it would not
 //!    by its level), and is then left alone for one slice.
 //! 2. Else the level decides: the priority of the class plus that of the job; one that
 //!    would miss its deadline rises.
@@ -306,6 +306,12 @@ impl World {
         job.phase == Phase::Waiting && self.now - job.since >= self.rules.guarantee.every
     }
 
+    /// Whether a job runs and is left alone because its guarantee was due.
+    #[must_use]
+    pub(crate) fn is_left_alone(&self, job: &Job) -> bool {
+        job.phase == Phase::Running && job.guaranteed.is_some_and(|until| until > self.now)
+    }
+
     /// How many slots jobs have at most whose guarantee was due, unless one alone needs more. The others are for jobs of a
     /// higher level, however many are due.
     #[must_use]
@@ -345,6 +351,8 @@ struct Table<'w> {
     free: i64,
     /// Those of them that jobs have left to others, by these: a job that is due gets them no sooner.
     kept: BTreeMap<JobId, i64>,
+    /// Those that were told to go for others before, and are not gone yet.
+    promised: Vec<&'w Job>,
     /// Those that have been told to go in this decision.
     leaving: Vec<JobId>,
     /// Memory that is free, after those that start have taken theirs.
@@ -369,17 +377,17 @@ impl<'w> Table<'w> {
             .filter(|job| job.phase != Phase::Waiting)
             .map(|job| i64::from(job.slots))
             .sum();
-        let is_left_alone = |job: &&Job| {
-            job.phase == Phase::Running && job.guaranteed.is_some_and(|until| until > world.now)
-        };
+        let left_alone = world.jobs.iter().filter(|job| world.is_left_alone(job));
+        let leaving_now = |job: &&Job| matches!(job.phase, Phase::Leaving(Some(_)));
         Self {
             world,
             plan: Plan::default(),
             free: i64::from(world.slots) - taken,
             kept: BTreeMap::new(),
+            promised: world.jobs.iter().filter(leaving_now).collect(),
             leaving: Vec::new(),
             memory_free: world.memory_free,
-            guaranteed: world.jobs.iter().filter(is_left_alone).map(|job| job.slots).sum(),
+            guaranteed: left_alone.map(|job| job.slots).sum(),
             is_due_full: false,
             blocked: None,
             held: share::Holdings::of(&world.jobs),
@@ -516,8 +524,8 @@ impl<'w> Table<'w> {
     }
 
     fn promised_to(&self, id: JobId) -> Vec<&'w Job> {
-        let jobs = self.world.jobs.iter();
-        jobs.filter(|job| job.phase == Phase::Leaving(Some(id))).collect()
+        let is_for = |job: &&&Job| job.phase == Phase::Leaving(Some(id));
+        self.promised.iter().filter(is_for).copied().collect()
     }
 
     fn run(&mut self, candidate: &Candidate, job: &Job) {

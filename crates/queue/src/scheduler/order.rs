@@ -34,13 +34,31 @@ pub(super) fn candidates(world: &World) -> (Vec<Candidate>, Vec<Candidate>) {
         kind.push(Candidate { index, due: is_passed || is_due, level });
     }
     sort(world, &mut first);
-    // The lowest level first: the others get their turn by their level, however many of them there are.
+    first.extend(in_turn(world, due));
+    (first, others)
+}
+
+/// Sorts those that are due: owners take turns, so that one with many jobs has no more than others. First comes whoever has
+/// least of what is left alone now, then whose last slice was longest ago; and of those the lowest level: the others get
+/// their turn by their level, however many of them there are.
+fn in_turn(world: &World, mut due: Vec<Candidate>) -> Vec<Candidate> {
     due.sort_by_key(|one| {
         let job = &world.jobs[one.index];
         (one.level, job.since, job.id)
     });
-    first.extend(due);
-    (first, others)
+    let mut held: BTreeMap<&str, u64> = BTreeMap::new();
+    for job in world.jobs.iter().filter(|job| world.is_left_alone(job)) {
+        *held.entry(&job.owner).or_default() += u64::from(job.slots);
+    }
+    let mut keyed = Vec::new();
+    for one in due {
+        let job = &world.jobs[one.index];
+        let held = held.entry(&job.owner).or_default();
+        keyed.push(((*held, world.usage.last_slice(&job.owner)), one));
+        *held += u64::from(job.slots);
+    }
+    keyed.sort_by_key(|(key, _)| *key);
+    keyed.into_iter().map(|(_, one)| one).collect()
 }
 
 /// When the last slice began, by levels, that was guaranteed and is over.

@@ -62,6 +62,9 @@ pub struct Usage {
     /// Bytes of checkpoints by owner and by project.
     #[serde(skip)]
     pub images: BTreeMap<String, u64>,
+    /// When owners had their last slice that was guaranteed.
+    #[serde(skip)]
+    slices: BTreeMap<String, Millis>,
 }
 
 impl Usage {
@@ -85,6 +88,16 @@ impl Usage {
             *self.owners.entry(format!("/{owner}")).or_default() += used;
         }
         self.at = now;
+    }
+
+    /// An owner has a slice that was guaranteed from now on.
+    pub(crate) fn begin_slice(&mut self, owner: &str, now: Millis) {
+        self.slices.insert(owner.to_owned(), now);
+    }
+
+    /// When an owner had the last one; the beginning of time if nobody knows of one.
+    pub(crate) fn last_slice(&self, owner: &str) -> Millis {
+        self.slices.get(owner).copied().unwrap_or(Millis::MIN)
     }
 
     /// Counts so many milliseconds on so many slots.

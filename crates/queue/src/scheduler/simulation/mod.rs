@@ -244,6 +244,9 @@ impl Machine {
                 fate.longest_wait = fate.longest_wait.max(now - state.since);
                 fate.started.get_or_insert(now);
                 state.guaranteed = *guaranteed;
+                if guaranteed.is_some() {
+                    self.usage.begin_slice(&self.tasks[place].owner, now);
+                }
                 state.phase = Phase::Running;
                 state.since = now;
                 state.ready = now + state.back;
