@@ -1,9 +1,11 @@
 //! What a job is asked to be, as a client submits it.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use torpor_sys::rights::FileRights;
 
 use crate::kind::{self, Group};
 use crate::name::AnyPath;
@@ -101,6 +103,21 @@ pub(crate) struct User {
     pub gid: u32,
     /// Further groups.
     pub groups: Vec<u32>,
+}
+
+impl User {
+    /// Looks for something with this user's rights, by which what the user may not see is not found. Root may see all.
+    ///
+    /// # Errors
+    /// `EPERM` if this process may not take another user's rights.
+    pub(crate) fn look<T>(&self, look: impl FnOnce() -> T) -> io::Result<T> {
+        if self.uid == 0 {
+            return Ok(look());
+        }
+        let (user, groups) = (Some(self.uid), Some((self.gid, self.groups.clone())));
+        let _limited = FileRights { capabilities: 0, user, groups }.limit()?;
+        Ok(look())
+    }
 }
 
 /// What a job may use; what is not given is not limited.

@@ -118,11 +118,15 @@ fn carry_out(dir: &JobDir, spec: &Spec, is_new: bool) -> io::Result<Prepared> {
     }
 }
 
-/// Whether there is no such program where exec(3) would look for it.
+/// Whether there is no such program where exec(3) would look for it. What its user may not see may be there.
 fn is_missing(spec: &Spec) -> bool {
+    spec.user.look(|| is_nowhere(spec)).unwrap_or(false)
+}
+
+fn is_nowhere(spec: &Spec) -> bool {
     let Some(program) = spec.command.first() else { return false };
     let start = spec.input.as_ref().unwrap_or(&spec.dir);
-    let is_there = |place: &str| start.join(place).join(program).exists();
+    let is_there = |place: &str| start.join(place).join(program).try_exists().unwrap_or(true);
     if program.contains('/') {
         return !is_there("");
     }
@@ -133,7 +137,11 @@ fn is_missing(spec: &Spec) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
+    use crate::spec::User;
 
     #[test]
     fn programs_are_looked_for_as_exec_does() {
@@ -159,5 +167,19 @@ mod tests {
         ] {
             assert_eq!(is_missing(&spec(program, path)), missing, "{program} {path:?}");
         }
+    }
+
+    #[test]
+    fn what_a_user_may_not_see_may_be_there() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("tool"), "").unwrap();
+        std::fs::set_permissions(dir.path(), Permissions::from_mode(0o700)).unwrap();
+        let missing = |uid: u32, name: &str| {
+            let command = vec![dir.path().join(name).to_str().unwrap().to_owned()];
+            let user = User { uid, gid: uid, groups: Vec::new() };
+            is_missing(&Spec { command, dir: "/".into(), user, ..Spec::default() })
+        };
+        assert_eq!([missing(0, "tool"), missing(0, "none")], [false, true]);
+        assert_eq!([missing(65534, "tool"), missing(65534, "none")], [false; 2]);
     }
 }
