@@ -92,8 +92,8 @@ impl Shepherd {
     /// Kills what is left in this pid namespace; returns the names.
     fn clear(&mut self) -> Vec<String> {
         // What counts changes of memory, or brings memory in, is none of the job's.
-        let own = |name: &str| name.starts_with("torpor-");
-        let names = alive().into_iter().filter(|(pid, name)| *pid != self.root && !own(name));
+        let is_left = |(pid, name): &(i32, String)| *pid != self.root && !is_ours(*pid, name);
+        let names = alive().into_iter().filter(is_left);
         let mut names: Vec<String> = names.map(|(_, name)| name).collect();
         names.truncate(100);
         let begun = Instant::now();
@@ -113,6 +113,18 @@ pub(super) fn alive() -> Vec<(i32, String)> {
     let own = i32::try_from(std::process::id()).unwrap_or(1);
     let pids = proc::processes().filter(|&pid| pid != own);
     pids.filter_map(|pid| Some((pid, name(pid)?))).collect()
+}
+
+/// Whether a process is one of those that save jobs and bring them back: it is named after this program, and root's. A job's
+/// own may have any name.
+pub(super) fn is_ours(pid: i32, name: &str) -> bool {
+    let is_roots = || proc::status(pid).is_ok_and(|status| status.number("Uid", 10) == Some(0));
+    name.starts_with("torpor-") && is_roots()
+}
+
+/// Whether one of those with this name is at work in this pid namespace.
+pub(super) fn is_at_work(name: &str) -> bool {
+    alive().iter().any(|(pid, found)| found == name && is_ours(*pid, found))
 }
 
 /// The name of a process that has not ended.

@@ -169,7 +169,7 @@ impl Save {
     /// Whether the job ends, as its processes are told by what undoes the work of its worker.
     fn ends(&self) -> bool {
         let begun = Instant::now();
-        let is_undone = || !super::ending::alive().iter().any(|(_, name)| name == GUARD);
+        let is_undone = || !super::ending::is_at_work(GUARD);
         // A job that ends already goes on to end, whatever the guard still does.
         while !is_ending(self.root) && !is_undone() && begun.elapsed() < GUARD_PATIENCE {
             thread::sleep(Duration::from_millis(2));
@@ -419,7 +419,7 @@ fn is_ending(pid: i32) -> bool {
 /// Whether a pager is at work in this pid namespace.
 #[must_use]
 pub(crate) fn is_memory_coming() -> bool {
-    super::ending::alive().iter().any(|(_, name)| name == PAGER)
+    super::ending::is_at_work(PAGER)
 }
 
 /// The process id that was given out last in this pid namespace.

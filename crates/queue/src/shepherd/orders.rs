@@ -81,7 +81,7 @@ impl Shepherd {
             // What counts changes of memory, or brings memory in, is none of the job's; and one
             // that has ended needs nothing.
             let back = |pid| self.cgroups.bring_back(pid).unwrap_or(false);
-            if !name.starts_with("torpor-") && u32::try_from(pid).is_ok_and(back) {
+            if !super::ending::is_ours(pid, &name) && u32::try_from(pid).is_ok_and(back) {
                 names.insert(name);
             }
         }
