@@ -182,9 +182,13 @@ impl Core {
 }
 
 impl Core {
-    /// Tells the machine that a job has gone to something: as soon as it answers, whatever fails until then.
+    /// Tells the machine that a job has gone to something: as soon as it answers, whatever fails until then. What waits for
+    /// that already is told once. The first may be on its way.
     pub(super) fn tell_there(&mut self, id: JobId, word: String) {
         let Some(record) = self.jobs.get_mut(&id) else { return };
+        if record.untold.iter().skip(1).any(|waits| *waits == word) {
+            return;
+        }
         record.untold.push(word);
         self.save(id, None);
         self.tell_untold(id);
@@ -530,6 +534,19 @@ mod tests {
         };
         core.jobs.get_mut(&id).unwrap().destination = Some(destination.clone());
         (dir, core, id, destination)
+    }
+
+    /// A machine may be away for long, and whoever asks may ask without end.
+    #[test]
+    fn what_waits_to_be_told_is_told_once() {
+        let (_dir, mut core, id, _) = leaving(Some(5));
+        core.jobs.get_mut(&id).unwrap().place = Place::Away;
+        for _ in 0..100 {
+            core.pass_signal(id, 10, false);
+            core.pass_signal(id, 12, true);
+        }
+        let [usr1, usr2] = ["signal?signal=10&group=0", "signal?signal=12&group=1"];
+        assert_eq!(core.jobs[&id].untold, [usr1, usr2, usr1]);
     }
 
     /// A daemon that failed may have given a number to a checkpoint that was never made.
