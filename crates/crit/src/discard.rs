@@ -73,7 +73,7 @@ impl Discard {
             let path = self.root.join(Path::new(std::ffi::OsStr::from_bytes(&name)));
             let (how, of) = match remove(&root, &name) {
                 Ok(()) => ("removed", &mut removed),
-                Err(Errno::NOENT) => ("not there", &mut missing),
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => ("not there", &mut missing),
                 Err(error) => return Err(io(&path)(error.into())),
             };
             if !self.json {
@@ -188,12 +188,14 @@ fn base(path: &[u8]) -> &[u8] {
     path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
 }
 
-/// Removes a name below `root`, which no link on the way leads out of.
+/// Removes a name below `root`. The dump has come there over no link: one that is on the way now was laid out since, and
+/// may lead to what another dump has given a name.
 fn remove(root: &File, path: &[u8]) -> rustix::io::Result<()> {
     let dir = path.strip_suffix(base(path)).unwrap_or_default();
     let dir = if dir.is_empty() { b".".as_slice() } else { dir };
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let dir = openat2(root, dir, flags, Mode::empty(), ResolveFlags::IN_ROOT)?;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+    let dir = openat2(root, dir, flags, Mode::empty(), resolve)?;
     unlinkat(&dir, base(path), AtFlags::empty())
 }
 

@@ -64,6 +64,22 @@ fn names_and_images_go_and_nothing_else() {
     assert_eq!(left, ["dump.log"]);
 }
 
+/// Whoever had the tasks can lay out a link to a directory where another checkpoint has its names, which are its own only
+/// by their numbers.
+#[test]
+fn no_name_of_another_checkpoint_goes() {
+    let root = tempfile::tempdir().unwrap();
+    let others = root.path().join("others");
+    fs::create_dir(&others).unwrap();
+    fs::write(others.join("link_remap.1"), "").unwrap();
+    symlink("others", root.path().join("own")).unwrap();
+    fs::write(root.path().join("file"), "").unwrap();
+    let images = images(&["/own/link_remap.1", "/file/link_remap.2"]);
+    assert!(discard(images.path(), root.path()));
+    assert!(others.join("link_remap.1").exists());
+    assert_eq!(fs::read_dir(images.path()).unwrap().count(), 0);
+}
+
 /// A directory that is mistyped may be somebody's.
 #[test]
 fn nothing_goes_that_is_no_image_of_a_checkpoint() {

@@ -199,7 +199,7 @@ impl Paths<'_> {
             Some(&known) => known,
             None => {
                 let link = self.table.next_id();
-                let path = self.give_name(found, name, link)?;
+                let path = self.give_name(found, name)?;
                 let reg = RegFileEntry {
                     id: link,
                     name: path,
@@ -223,9 +223,9 @@ impl Paths<'_> {
     }
 
     /// Links the file into its old directory, or the nearest one above that exists. A link in the place of one leads to a
-    /// directory where the tasks might make no file.
-    fn give_name(&mut self, found: &Found, name: &[u8], link: u32) -> Result<Vec<u8>> {
-        let mut base = given_name(link.into());
+    /// directory where the tasks might make no file. No images of another tree have a name with this number: to throw
+    /// them away removes none but theirs, also where all may make files.
+    fn give_name(&mut self, found: &Found, name: &[u8]) -> Result<Vec<u8>> {
         // A file system of a user namespace takes only files of its own users.
         let _owner = self.id_maps.own_files().context(|| "become the owner of files".to_owned())?;
         let mut dir = parent(name);
@@ -243,10 +243,7 @@ impl Paths<'_> {
                 }
                 opened => opened.map_err(nameless)?,
             };
-            // That of images which were thrown away, or of another tree, stays.
-            if rustix::fs::statat(&at, &base, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
-                base = given_name(random().map_err(nameless)?);
-            }
+            let base = given_name(random().map_err(nameless)?);
             self.guardian.watch_file(&undo(&at, &base)?, at.as_fd())?;
             match rustix::fs::linkat(&found.file, "", &at, &base, AtFlags::EMPTY_PATH) {
                 Ok(()) => {
