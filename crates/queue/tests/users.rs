@@ -183,6 +183,38 @@ fn a_job_may_have_any_name() {
     assert!(note.contains("1 of its processes were left and killed: torpor-lazy"), "{job}");
 }
 
+/// A part of it would work on while the job sleeps, and be missing when it is back.
+#[test]
+fn a_job_that_lets_processes_out_of_its_tree_is_not_saved() {
+    const SCRIPT: &str = r"
+import ctypes, os, time
+ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
+if os.fork() == 0:
+    if os.fork() == 0:
+        open('/proc/self/comm', 'w').write('apart')
+        while os.getppid() != 1: time.sleep(0.01)
+        print('begun', flush=True)
+        time.sleep(1000)
+    os._exit(0)
+os.wait()
+while not os.path.exists('may-end'): time.sleep(0.02)
+";
+    let daemon = Daemon::start(&[]);
+    let place = open_place();
+    let id = submit(&daemon, place.path(), &["python3", "-c", SCRIPT], &json!({}));
+    daemon.wait_for_output(id, "begun");
+    let words = ["preempt", "--means", "checkpoint", &id.to_string()];
+    let refused = daemon.queue(&words).output().unwrap();
+    let said = common::shown(&refused);
+    assert!(
+        !refused.status.success() && said.contains("(apart) has left the job's tree"),
+        "{said}"
+    );
+    fs::write(place.path().join("may-end"), "").unwrap();
+    let job = daemon.wait_for(id, "done");
+    assert!(job["note"].as_str().unwrap_or_default().contains("left and killed: apart"), "{job}");
+}
+
 /// With the rights of the user alone what a job has of its own comes back: files that were removed, pipes and sockets by their
 /// names, directories, what it watches, shared memory.
 #[test]

@@ -1,13 +1,15 @@
 //! How a run ends: nothing of the job is left, and its last word is on stable storage.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use torpor_kernel::proc;
 use torpor_worker::tell;
 
+use super::engine::is_ending;
 use super::message::{Ending, Exit, Report};
 use super::{Shepherd, Vacating, message, work};
 use crate::files;
@@ -115,11 +117,41 @@ pub(super) fn alive() -> Vec<(i32, String)> {
     pids.filter_map(|pid| Some((pid, name(pid)?))).collect()
 }
 
+/// Processes of users in this pid namespace that do not descend from `root`: they have left the job's tree, and are no part
+/// of a checkpoint. What saves the job is root's.
+pub(super) fn strays(root: i32) -> Vec<(i32, String)> {
+    let is_left = |pid| proc::descends(pid, root) == Some(false) && !is_ending(pid);
+    alive().into_iter().filter(|(pid, _)| is_left(*pid) && !is_roots(*pid)).collect()
+}
+
+/// Ends them, and others that they make meanwhile; returns their names.
+pub(super) fn end_strays(root: i32) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
+        let left = strays(root);
+        if left.is_empty() {
+            break;
+        }
+        for (pid, name) in left {
+            names.insert(name);
+            // One that has ended meanwhile needs nothing.
+            let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    names
+}
+
 /// Whether a process is one of those that save jobs and bring them back: it is named after this program, and root's. A job's
 /// own may have any name.
 pub(super) fn is_ours(pid: i32, name: &str) -> bool {
-    let is_roots = || proc::status(pid).is_ok_and(|status| status.number("Uid", 10) == Some(0));
-    name.starts_with("torpor-") && is_roots()
+    name.starts_with("torpor-") && is_roots(pid)
+}
+
+/// Whether a process is root's.
+fn is_roots(pid: i32) -> bool {
+    proc::status(pid).is_ok_and(|status| status.number("Uid", 10) == Some(0))
 }
 
 /// Whether one of those with this name is at work in this pid namespace.
@@ -136,8 +168,8 @@ fn name(pid: i32) -> Option<String> {
 /// Sends a signal to all processes of this pid namespace but its init.
 pub(super) fn signal_all(signal: Signal) -> io::Result<()> {
     for (pid, _) in alive() {
-        if let Some(pid) = rustix::process::Pid::from_raw(pid) {
-            match rustix::process::kill_process(pid, signal) {
+        if let Some(pid) = Pid::from_raw(pid) {
+            match kill_process(pid, signal) {
                 Ok(()) | Err(rustix::io::Errno::SRCH) => {}
                 Err(e) => return Err(e.into()),
             }

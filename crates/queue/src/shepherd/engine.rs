@@ -18,6 +18,7 @@ use torpor_worker::{Class, Event, Job, Outcome, Worker};
 
 use super::checkpoint::{self, CheckpointRecord, boot};
 use super::digests::{self, Which};
+use super::ending::strays;
 use super::message::{Saved, Style};
 use super::pump::{Input, Output};
 use super::work;
@@ -185,6 +186,14 @@ impl Save {
     }
 
     fn save(&self, dir: &Path) -> io::Result<Result<SavedOnBase, Outcome>> {
+        // What leaves a container's tree is its init's.
+        let strays = if self.container.is_none() { strays(self.root) } else { Vec::new() };
+        if let Some((pid, name)) = strays.first() {
+            let text = format!(
+                "process {pid} ({name}) has left the job's tree, and would not be in the checkpoint"
+            );
+            return Ok(Err(Outcome::failed(Class::Refused, text)));
+        }
         fs::DirBuilder::new().mode(0o700).create(dir)?;
         let base = self.usable_base();
         let mut before = base.map(|base| {
@@ -410,7 +419,7 @@ fn wait_for_memory() -> io::Result<()> {
 }
 
 /// Whether a process has ended, or will as soon as it runs: one that is frozen does not.
-fn is_ending(pid: i32) -> bool {
+pub(super) fn is_ending(pid: i32) -> bool {
     let Ok(stat) = proc::stat(pid) else { return true };
     let is_killed = || proc::status(pid).map_or(true, |status| status.is_killed());
     stat.has_ended() || stat.is_ending() || is_killed()

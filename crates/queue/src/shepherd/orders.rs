@@ -161,6 +161,7 @@ impl Shepherd {
                     // It was killed as a part of being saved.
                     self.exit = None;
                     self.phase = RunPhase::Asleep;
+                    self.end_what_stays();
                 } else {
                     self.back_from_saving();
                 }
@@ -184,6 +185,20 @@ impl Shepherd {
             && self.exit.is_none()
         {
             self.order(order);
+        }
+    }
+
+    /// Ends what has left the job's tree when it was about to be saved: a job that sleeps uses nothing.
+    fn end_what_stays(&mut self) {
+        let names = match self.container {
+            None => super::ending::end_strays(self.root),
+            Some(_) => BTreeSet::new(),
+        };
+        if !names.is_empty() {
+            let names = names.into_iter().collect::<Vec<_>>().join(", ");
+            let text =
+                format!("processes that had left its tree were ended when it gave way: {names}");
+            self.tell(&Report::Remark { text });
         }
     }
 
