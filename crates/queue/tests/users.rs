@@ -10,6 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 
 use common::{Daemon, until};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -181,6 +182,38 @@ fn a_job_may_have_any_name() {
     let job = daemon.wait_for(id, "done");
     let note = job["note"].as_str().unwrap_or_default();
     assert!(note.contains("1 of its processes were left and killed: torpor-lazy"), "{job}");
+}
+
+/// Whoever copies its input for a job that begins is its user's, who can stop it; the job has a slot.
+#[test]
+fn a_job_that_never_begins_can_be_cancelled() {
+    let daemon = Daemon::configured(&json!({ "grace": 300 }), &[]);
+    let place = open_place();
+    let input = place.path().join("input");
+    fs::create_dir(&input).unwrap();
+    (0..4000).for_each(|number| fs::write(input.join(number.to_string()), "x").unwrap());
+    let data = daemon.data().display().to_string();
+    let copier = |pid: &i32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        line.contains(" queue copy ") && line.contains(&data)
+    };
+    let id = until("the copy of a job is stopped", || {
+        let id = submit(&daemon, place.path(), &["true"], &json!({ "input": input }));
+        loop {
+            if let Some(pid) = torpor_kernel::proc::processes().find(copier) {
+                let pid = Pid::from_raw(pid).unwrap();
+                kill_process(pid, Signal::STOP).ok()?;
+                let is_stopped = |_: &u64| torpor_kernel::proc::processes().any(|pid| copier(&pid));
+                return Some(id).filter(is_stopped);
+            }
+            if !daemon.job(id)["exit"].is_null() {
+                return None;
+            }
+        }
+    });
+    daemon.ok(&["cancel", &id.to_string()]);
+    daemon.wait_for(id, "cancelled");
 }
 
 /// A part of it would work on while the job sleeps, and be missing when it is back.

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::core::Queue;
 use crate::container::{self, Container};
@@ -127,6 +128,16 @@ impl Run {
             return false;
         };
         flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err()
+    }
+
+    /// Kills the run's shepherd, and with it all of the job, for one that cannot be told anything.
+    pub(super) fn kill(&self) {
+        let text = fs::read_to_string(self.dir.run(self.run).join(shepherd::PID)).ok();
+        let pid = text.and_then(|text| Pid::from_raw(text.parse().ok()?));
+        // The number is that of another process as soon as it is gone.
+        if let Some(pid) = pid.filter(|_| self.is_alive()) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
     }
 
     fn wait_for_its_end(&self) {

@@ -5,6 +5,7 @@ use signal_hook::consts::SIGTERM;
 
 use super::core::Core;
 use super::disk;
+use super::link::Run;
 use super::record::{Place, Record};
 use crate::files;
 use crate::preemption::{self, Means};
@@ -183,6 +184,13 @@ impl Core {
             Place::Queued => self.end(id, Exit::Signal(SIGTERM), None),
             Place::Asleep if !record.shepherd => self.end(id, Exit::Signal(SIGTERM), None),
             Place::Stopped | Place::Asleep => self.order(id, &Order::Kill),
+            // Nobody hears it while a job is begun. Its user can make that last for ever: its input does not come, or what
+            // copies it was stopped.
+            Place::Starting if record.durable.is_none() && !self.links.contains_key(&id) => {
+                if now - since > self.config.grace {
+                    Run { job: id, run: record.run, dir: self.dir(id) }.kill();
+                }
+            }
             // It is not there yet to hear it, or nobody could pass it on.
             place
                 if matches!(place, Place::Starting | Place::Waking)

@@ -22,6 +22,8 @@ pub(crate) const SOCKET: &str = "socket";
 pub(crate) const LOCK: &str = "lock";
 /// What a shepherd says when it fails, in the run's directory.
 pub(crate) const LOG: &str = "log";
+/// Which process it is, in the run's directory.
+pub(crate) const PID: &str = "pid";
 
 /// The environment variable that marks the process inside the new namespaces.
 const INSIDE: &str = "TORPOR_SHEPHERD_INSIDE";
@@ -56,7 +58,7 @@ pub(crate) fn start(
 /// and starts the shepherd in them: a process cannot enter a new pid namespace itself.
 pub(crate) fn enter(dir: PathBuf, run: u64, from: Option<u64>, base: [u64; 2]) -> ExitCode {
     let inside = std::env::var_os(INSIDE).is_some();
-    let done = if inside { tend(dir, run, from, base) } else { outside() };
+    let done = if inside { tend(dir, run, from, base) } else { outside(&JobDir::at(dir), run) };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
@@ -66,7 +68,7 @@ pub(crate) fn enter(dir: PathBuf, run: u64, from: Option<u64>, base: [u64; 2]) -
     }
 }
 
-fn outside() -> io::Result<()> {
+fn outside(dir: &JobDir, run: u64) -> io::Result<()> {
     // A shepherd outlives the daemon's session and its terminal.
     rustix::process::setsid()?;
     // Nor does it, or a runtime that it starts, ignore or block what the daemon was told to, as by nohup(1).
@@ -74,7 +76,10 @@ fn outside() -> io::Result<()> {
     let flags = rustix::thread::UnshareFlags::NEWPID | rustix::thread::UnshareFlags::NEWNS;
     let flags = i32::try_from(flags.bits()).map_err(io::Error::other)?;
     torpor_sys::ns::unshare_namespaces(flags)?;
-    Command::new("/proc/self/exe").args(std::env::args_os().skip(1)).env(INSIDE, "1").spawn()?;
+    let mut shepherd = Command::new("/proc/self/exe");
+    let shepherd = shepherd.args(std::env::args_os().skip(1)).env(INSIDE, "1").spawn()?;
+    // Where the disk is full nobody can kill it before it listens.
+    let _ = fs::write(dir.run(run).join(PID), shepherd.id().to_string());
     Ok(())
 }
 

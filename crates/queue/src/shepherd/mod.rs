@@ -33,7 +33,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
 pub(crate) use ending::ENDING;
-pub(crate) use entry::{LOCK, LOG, SOCKET, enter, start};
+pub(crate) use entry::{LOCK, LOG, PID, SOCKET, enter, start};
 pub(crate) use launch::{launch, not_found, vacate};
 pub(crate) use work::{COPY, OWN, copy, prepare, progress, unprepare};
 
