@@ -168,7 +168,8 @@ impl Core {
             });
         }
         let id = record.id;
-        self.waits_for_look(id).or_else(|| self.waits_for_store(id))
+        let store = self.waits_for_look(id).or_else(|| self.waits_for_store(id));
+        store.or_else(|| self.waits_for_preparation(id))
     }
 
     fn act(&mut self, action: Action) {

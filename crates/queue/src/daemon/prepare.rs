@@ -14,12 +14,15 @@ use super::core::Core;
 use super::disk;
 use super::record::{Place, Preparation};
 use crate::container::{self, Container};
-use crate::files::JobDir;
+use crate::files::{self, JobDir};
 use crate::preemption::Means;
-use crate::scheduler::JobId;
+use crate::scheduler::{JobId, Millis};
 use crate::shepherd::message::Exit;
 use crate::shepherd::{self, checkpoint};
 use crate::spec::Spec;
+
+/// So many milliseconds others wait behind a job that is being prepared.
+const PATIENCE: Millis = 60_000;
 
 /// What a shell answers where a command is not there.
 const NOT_FOUND: i32 = 127;
@@ -47,11 +50,11 @@ impl Core {
             _ => return false,
         }
         if let Some(preparation) = self.preparations.get(&id) {
-            return *preparation == Preparation::Begun;
+            return matches!(preparation, Preparation::Begun(_));
         }
         let Some(queue) = self.queue.upgrade() else { return false };
         let (dir, spec, is_new) = (self.dir(id), record.spec.clone(), record.run == 0);
-        self.preparations.insert(id, Preparation::Begun);
+        self.preparations.insert(id, Preparation::Begun(files::now()));
         thread::spawn(move || {
             let prepared = carry_out(&dir, &spec, is_new).map_err(|e| e.to_string());
             queue.change(|core| core.prepared(id, prepared));
@@ -61,7 +64,14 @@ impl Core {
 
     /// Whether a job is being prepared, and must not be started.
     pub(super) fn is_preparing(&self, id: JobId) -> bool {
-        self.preparations.get(&id) == Some(&Preparation::Begun)
+        matches!(self.preparations.get(&id), Some(Preparation::Begun(_)))
+    }
+
+    /// Why others go before a job that is being prepared, if that takes long: its user can make it last for ever.
+    pub(super) fn waits_for_preparation(&self, id: JobId) -> Option<String> {
+        let Some(Preparation::Begun(at)) = self.preparations.get(&id) else { return None };
+        let text = "what it needs takes long to be copied or fetched, and others go before it";
+        (files::now() - at > PATIENCE).then(|| text.to_owned())
     }
 
     /// A job runs on that gives way to another as soon as that is prepared: it is saved meanwhile if
@@ -140,6 +150,7 @@ mod tests {
     use std::fs::Permissions;
     use std::os::unix::fs::PermissionsExt;
 
+    use super::super::config::Config;
     use super::*;
     use crate::spec::User;
 
@@ -167,6 +178,23 @@ mod tests {
         ] {
             assert_eq!(is_missing(&spec(program, path)), missing, "{program} {path:?}");
         }
+    }
+
+    /// Nobody is displaced for it meanwhile, and who comes after it would wait for that.
+    #[test]
+    fn who_is_prepared_for_long_is_passed_by_others() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("jobs")).unwrap();
+        let mut core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
+        let spec = Spec { command: vec!["x".into()], dir: "/".into(), ..Spec::default() };
+        let id = core.submit(spec, None).unwrap();
+        let held = |core: &Core| core.world().jobs[0].held.clone();
+        for (since, is_held) in [(0, false), (PATIENCE + 1, true)] {
+            core.preparations.insert(id, Preparation::Begun(files::now() - since));
+            assert_eq!(held(&core).is_some(), is_held, "{since}");
+        }
+        core.preparations.insert(id, Preparation::Done);
+        assert_eq!(held(&core), None);
     }
 
     #[test]

@@ -227,8 +227,8 @@ pub(crate) enum AheadStep {
 /// How far the preparation of a job is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Preparation {
-    /// It goes on.
-    Begun,
+    /// It goes on, since then.
+    Begun(Millis),
     /// The job needs only a slot.
     Done,
 }
