@@ -34,6 +34,10 @@ use crate::shepherd::pump::read_from;
 /// How long to wait before a machine that does not answer is asked again.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// No machine has to give up more jobs: each is on disk until it says that it has, and whoever has a job may ask for it to
+/// go again and again.
+const MOST_UNSETTLED: usize = 1000;
+
 /// Bytes of input that are passed on at a time.
 const MOST_INPUT: usize = 4 << 20;
 
@@ -51,8 +55,15 @@ impl Core {
     /// Lets a job go on on another machine; `live`: it runs here while most of it is sent.
     ///
     /// # Errors
-    /// As [`peer`](Self::peer) and [`preempt`](Self::preempt); if what the job does cannot be saved.
+    /// As [`peer`](Self::peer) and [`preempt`](Self::preempt); if what the job does cannot be saved, or many jobs were to go there
+    /// of which the machine has not said what became of them.
     pub(super) fn move_to(&mut self, id: JobId, machine: &str, live: bool) -> Result<(), String> {
+        let unsettled = self.withdrawals.iter().filter(|one| one.machine == machine).count();
+        if unsettled >= MOST_UNSETTLED {
+            return Err(format!(
+                "{machine} does not answer, and has to give up {unsettled} jobs first that were to go there"
+            ));
+        }
         self.peer(machine)?;
         let record = self.jobs.get_mut(&id).ok_or("there is no such job")?;
         if record.place == Place::Ended {
@@ -514,6 +525,7 @@ mod tests {
     use std::net::TcpListener;
 
     use super::super::config::Config;
+    use super::super::kept::Withdrawal;
     use super::*;
     use crate::http::Address;
     use crate::spec::Spec;
@@ -534,6 +546,18 @@ mod tests {
         };
         core.jobs.get_mut(&id).unwrap().destination = Some(destination.clone());
         (dir, core, id, destination)
+    }
+
+    #[test]
+    fn no_more_goes_to_a_machine_that_does_not_answer() {
+        let (_dir, mut core, id, _) = leaving(None);
+        core.jobs.get_mut(&id).unwrap().destination = None;
+        let one = Withdrawal { machine: "b".to_owned(), key: "key".to_owned(), of: None };
+        core.withdrawals = vec![one.clone(); MOST_UNSETTLED - 1];
+        let why = |core: &mut Core| core.move_to(id, "b", false).unwrap_err();
+        assert!(!why(&mut core).contains("does not answer"), "there may be one more");
+        core.withdrawals.push(one);
+        assert!(why(&mut core).contains("b does not answer"), "{}", why(&mut core));
     }
 
     /// A machine may be away for long, and whoever asks may ask without end.
