@@ -10,6 +10,9 @@ use crate::files;
 use crate::kind::Group;
 use crate::spec::Spec;
 
+/// So many kinds of an owner's jobs are remembered, the latest: a kind is what its owner says.
+const MOST_KINDS: usize = 1000;
+
 impl Core {
     /// Why a job cannot be saved, as far as is known.
     #[must_use]
@@ -27,11 +30,24 @@ impl Core {
 
     /// Remembers why jobs of a kind cannot be saved.
     pub(super) fn refuse(&mut self, group: Group, why: &str) {
+        self.forget_oldest(&group.owner);
         let refused = Refused { at: files::now(), version: version(), why: why.to_owned() };
         if let Err(e) = self.store.keep_refusal(&group, &refused) {
             self.trouble = Some(e.to_string());
         }
         self.refusals.insert(group, refused);
+    }
+
+    /// Makes room for another kind of an owner who has as many as are remembered.
+    fn forget_oldest(&mut self, owner: &str) {
+        let own = || self.refusals.iter().filter(|(group, _)| group.owner == owner);
+        if own().count() < MOST_KINDS {
+            return;
+        }
+        let oldest = own().min_by_key(|(_, refused)| refused.at).map(|(group, _)| group.clone());
+        if let Some(Err(e)) = oldest.map(|oldest| self.lift(&oldest)) {
+            self.trouble = Some(e);
+        }
     }
 
     /// A job could be saved: so can others of its kind.
@@ -123,6 +139,26 @@ mod tests {
         core.lift_kind("test", |owner| owner == "ann").unwrap();
         assert_eq!(core.refusal(&named("a", "ann")), None);
         assert_eq!(open(dir.path()).refusals.len(), 1);
+    }
+
+    #[test]
+    fn of_an_owners_kinds_the_latest_are_remembered() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut core = open(dir.path());
+        let group = |owner: &str, kind: usize| {
+            let (owner, project) = (owner.to_owned(), String::new());
+            Group { owner, project, kind: kind.to_string() }
+        };
+        core.refuse(group("bob", 0), "it traces");
+        let refused = core.refusals[&group("bob", 0)].clone();
+        for kind in 0..MOST_KINDS {
+            let at = i64::try_from(kind).unwrap();
+            core.refusals.insert(group("ann", kind), Refused { at, ..refused.clone() });
+        }
+        core.refuse(group("ann", MOST_KINDS), "it traces");
+        let known = |owner: &str, kind| core.refusals.contains_key(&group(owner, kind));
+        assert_eq!(core.refusals.len(), 1 + MOST_KINDS);
+        assert!(known("bob", 0) && known("ann", 1) && known("ann", MOST_KINDS));
     }
 
     #[test]
