@@ -331,6 +331,35 @@ fn what_a_container_has_left_there_stays() {
     container.says(1, "delete", &["--force", &container.id]);
 }
 
+/// Somebody has started one of the same id there meanwhile. It is in the way, and none the worse for that.
+#[test]
+fn a_container_of_somebody_else_stays() {
+    let container = Container::start(|_| {});
+    let other = container.dir.path().join("other");
+    fs::create_dir(&other).unwrap();
+    let text = fs::read(container.dir.path().join("bundle/config.json")).unwrap();
+    let mut config: Value = serde_json::from_slice(&text).unwrap();
+    config["root"]["path"] = json!(container.dir.path().join("bundle/rootfs"));
+    config["process"]["args"] = json!(["sleep", "100000"]);
+    config["linux"]["cgroupsPath"] = json!(format!("/{}-other", container.id));
+    fs::write(other.join("config.json"), config.to_string()).unwrap();
+    let (here, there) = (Host::new(), container.agent());
+    let script = format!(
+        "test $TORPOR_STAGE != stopped || runc --root {} run --bundle {} --detach {} \
+         </dev/null >/dev/null 2>&1",
+        container.roots[1].display(),
+        other.display(),
+        container.id
+    );
+    let more = ["--script", &script];
+    container.moves_with(&here, "pre-copy", &more, &there.address).unwrap_err();
+    assert_eq!(container.state(1)["status"], "running");
+    assert_eq!(container.state(1)["bundle"], json!(other));
+    container.goes_on();
+    assert_eq!(container.state(0)["status"], "running");
+    wait_until("both tidy up", || here.is_clean() && there.is_clean());
+}
+
 /// Another host would have it made by a bundle of its own.
 #[test]
 fn a_container_comes_once_at_a_time() {

@@ -118,7 +118,8 @@ impl<'a> Reservation<'a> {
             place.ledger.conclude(Phase::Stayed);
             volume::remove_all(place.ledger.record(), &agent.settings);
             if let (Some(Base::Bundle(_)), Some(container)) = (&place.base, container) {
-                runtime::remove_bundle(&agent.settings.bundles(), &container.id);
+                let id = &place.begin.id;
+                runtime::remove_bundle(&agent.settings.bundles(), &container.id, id);
             }
             return Err(error);
         }
@@ -132,7 +133,8 @@ impl<'a> Reservation<'a> {
         {
             let rootfs = self.begin.with_rootfs;
             let terms = settings.terms(rootfs);
-            let base = runtime::make_base(&settings.bundles(), &container, config, terms)?;
+            let (bundles, migration) = (settings.bundles(), &self.begin.id);
+            let base = runtime::make_base(&bundles, &container, config, terms, migration)?;
             if let (true, Base::Bundle(bundle)) = (rootfs, &base) {
                 let root = runtime::own_root(bundle);
                 let tree = Tree::at(&root).context(|| root.display().to_string())?;

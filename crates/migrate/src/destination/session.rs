@@ -437,8 +437,9 @@ impl Session<'_> {
         if let Some(container) =
             container.filter(|_| self.place.ledger.record().phase == Phase::Stayed)
         {
-            runtime::remove(self.place.work.path(), &container);
-            settle::tidy(&self.place.agent.settings, self.place.ledger.record());
+            let settings = &self.place.agent.settings;
+            runtime::remove(self.place.work.path(), &container, &settings.bundles());
+            settle::tidy(settings, self.place.ledger.record());
         }
         if self.place.ledger.record().phase == Phase::Stayed
             && self.is_arriving

@@ -130,9 +130,17 @@ pub(super) fn tidy(settings: &AgentSettings, record: &Record) {
         container.discard();
     }
     if matches!(container.state(), Ok(None)) {
-        runtime::remove_bundle(&settings.bundles(), &container.id);
+        runtime::remove_bundle(&settings.bundles(), &container.id, &record.id);
         volume::remove_all(record, settings);
     }
+}
+
+/// Whether nothing can have used what an agent has left that ended too early, as `record` was then. It may have been done with
+/// tasks that it has told to run, and have had no room to write down that they have moved: their files are all that there is
+/// of them. It takes its directory away when it is done.
+fn is_unused(record: &Record) -> bool {
+    let is_left = || record.work.as_ref().is_some_and(|dir| dir.exists());
+    record.phase == Phase::Preparing || record.boot == boot() && is_left()
 }
 
 /// Settles what an agent that ended too early has left.
@@ -146,7 +154,9 @@ pub(super) fn leftovers(settings: &AgentSettings) {
                 Ok(Some(pid)) => tracing::info!("{} runs as process {pid}", record.subject),
                 Ok(None) => {
                     tracing::info!("{} has not come", record.subject);
-                    tidy(settings, &record);
+                    if is_unused(&record) {
+                        tidy(settings, &record);
+                    }
                 }
                 Err(error) => tracing::warn!("{}: {error}", record.subject),
             },
@@ -160,11 +170,16 @@ pub(super) fn leftovers(settings: &AgentSettings) {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::fs;
     use std::os::unix::process::ExitStatusExt;
+    use std::path::PathBuf;
     use std::process::Command;
+
+    use torpor_kernel::tree;
 
     use super::*;
     use crate::record::tests::record;
+    use crate::runtime::{Container, Runtime};
 
     /// Whoever works on it would wait for the source, and that for an answer.
     #[test]
@@ -227,5 +242,62 @@ mod tests {
         assert_eq!(decide(&mut ledger).unwrap(), None);
         assert_eq!(ledger.record().phase, Phase::Stayed);
         assert_eq!(child.wait().unwrap().signal(), Some(9));
+    }
+
+    /// The files of a container, and a volume of it, that is to come with a migration which this is the record of.
+    fn half_come(dir: &Path, record: Record) -> (AgentSettings, [PathBuf; 2]) {
+        let at = |name: &str| dir.join(name);
+        let settings = AgentSettings {
+            state_dir: at("state"),
+            work_dir: at("work"),
+            keys: None,
+            script: None,
+            restore_options: Vec::new(),
+            runtime_root: Some(at("runc")),
+            allow_hooks: false,
+            allow_volumes: vec![at("volumes")],
+        };
+        let (runtime, id) = (Runtime::Runc, "web".to_owned());
+        let container = Container { runtime, id, root: settings.runtime_root.clone() };
+        let text = r#"{"root":{"path":"/not/here"}}"#;
+        let (bundles, terms) = (settings.bundles(), settings.terms(true));
+        runtime::make_base(&bundles, &container, text, terms, &record.id).unwrap();
+        let volume = at("volumes/data");
+        fs::create_dir_all(&volume).unwrap();
+        let made = vec![tree::id(&volume.metadata().unwrap())];
+        let files = [bundles.join("web/rootfs/file"), volume.join("file")];
+        files.iter().for_each(|file| fs::write(file, "").unwrap());
+        let record = Record { volumes: vec![volume], made, container: Some(container), ..record };
+        drop(Ledger::create(&settings.state_dir, Side::Destination, record).unwrap());
+        (settings, files)
+    }
+
+    /// A record may say that it is not decided since the disk was full, long after the tasks have moved, run and ended.
+    #[test]
+    fn what_tasks_may_have_used_is_not_removed() {
+        let this = boot();
+        for (phase, boot, has_work, stays) in [
+            (Phase::Preparing, "another", false, false),
+            (Phase::Preparing, &this, true, false),
+            (Phase::Deciding, "another", false, true),
+            (Phase::Deciding, "another", true, true),
+            (Phase::Deciding, &this, false, true),
+            (Phase::Deciding, &this, true, false),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let work = dir.path().join("work/one");
+            if has_work {
+                fs::create_dir_all(&work).unwrap();
+            }
+            let pids = pid_namespace("self").unwrap();
+            let record = Record { phase, boot: boot.to_owned(), pids, work: Some(work), ..record() };
+            let id = record.id.clone();
+            let (settings, files) = half_come(dir.path(), record);
+            leftovers(&settings);
+            let left = files.each_ref().map(|file| file.exists());
+            assert_eq!(left, [stays; 2], "{phase:?}, this boot: {}, {has_work}", boot == this);
+            let record = look(&settings.state_dir, Side::Destination, &id).unwrap().unwrap();
+            assert_eq!(record.phase, Phase::Stayed);
+        }
     }
 }

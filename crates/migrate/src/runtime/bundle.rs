@@ -27,18 +27,24 @@ pub(crate) fn own_root(bundle: &Path) -> PathBuf {
 }
 
 /// The file beside the configuration of a container that has come, until it moves on: it may sleep, and its files be all
-/// that there is of it.
+/// that there is of it. It has the number of the migration.
 const CAME: &str = "came";
 /// The file beside the configuration with the name of what lay there before and was set aside.
 const FORMER: &str = "former";
 
-/// Writes the bundle of container `id` below `dir`. What the configuration asks for is judged first. What a container of
-/// that name that has come before has left is set aside.
+/// Writes the bundle of container `id`, which comes with a migration, below `dir`. What the configuration asks for is judged
+/// first. What a container of that name that has come before has left is set aside.
 ///
 /// # Errors
 /// If the root file system is not here, and does not come; if programs of this host would run, and `terms` do not allow
-/// it.
-pub(super) fn make(dir: &Path, id: &str, config: &str, terms: Terms) -> Result<PathBuf> {
+/// it; if it cannot be written. What was here is as it was then.
+pub(super) fn make(
+    dir: &Path,
+    id: &str,
+    config: &str,
+    terms: Terms,
+    migration: &str,
+) -> Result<PathBuf> {
     let mut config: Value = serde_json::from_str(config)
         .map_err(|error| Error::Protocol(format!("configuration of {id}: {error}")))?;
     judge(&config, id, terms)?;
@@ -56,22 +62,37 @@ pub(super) fn make(dir: &Path, id: &str, config: &str, terms: Terms) -> Result<P
     let _lock = lock(dir)?;
     let bundle = dir.join(id);
     let former = set_aside(&bundle)?;
-    make_private(&bundle)?;
+    let is_new = !bundle.exists();
+    let filled = fill(&bundle, former.as_deref(), config, terms, migration);
+    if filled.is_err() && is_new {
+        put_back(&bundle, former.as_deref());
+    }
+    filled.map(|()| bundle)
+}
+
+/// Writes what is in a bundle.
+fn fill(
+    bundle: &Path,
+    former: Option<&str>,
+    mut config: Value,
+    terms: Terms,
+    migration: &str,
+) -> Result<()> {
+    make_private(bundle)?;
     let shown = || bundle.display().to_string();
     if let Some(former) = former {
         fs::write(bundle.join(FORMER), former).context(shown)?;
     }
-    fs::write(bundle.join(CAME), "").context(shown)?;
+    fs::write(bundle.join(CAME), migration).context(shown)?;
     if terms.rootfs {
-        let root = own_root(&bundle);
+        let root = own_root(bundle);
         // Of a container that has moved on.
         clear(&root)?;
         fs::create_dir(&root).context(|| root.display().to_string())?;
         config["root"]["path"] = Value::from(root.display().to_string());
     }
     let path = bundle.join("config.json");
-    fs::write(&path, config.to_string()).context(|| path.display().to_string())?;
-    Ok(bundle)
+    fs::write(&path, config.to_string()).context(|| path.display().to_string())
 }
 
 /// Keeps others from making bundles below `dir`, or removing some, for as long as what is returned is there.
@@ -155,18 +176,22 @@ pub(super) fn judge(config: &Value, id: &str, terms: Terms) -> Result<()> {
     Ok(())
 }
 
-/// Removes what [`make`] has made, and puts back what it has set aside.
-pub fn remove(dir: &Path, id: &str) {
+/// Removes what [`make`] has made for a migration, and puts back what it has set aside. A bundle that another one has brought
+/// stays: this one has not come to make its own.
+pub(crate) fn remove(dir: &Path, id: &str, migration: &str) {
     let bundle = dir.join(id);
-    if !bundle.exists() {
-        return;
+    if fs::read_to_string(bundle.join(CAME)).is_ok_and(|came| came == migration) {
+        let former = fs::read_to_string(bundle.join(FORMER)).ok();
+        put_back(&bundle, former.as_deref());
     }
-    let former = fs::read_to_string(bundle.join(FORMER));
-    let done = clear(&bundle).and_then(|()| match former {
-        Ok(former) => {
-            fs::rename(dir.join(former), &bundle).context(|| bundle.display().to_string())
-        }
-        Err(_) => Ok(()),
+}
+
+/// Removes a bundle, and gives what was set aside for it its name back.
+fn put_back(bundle: &Path, former: Option<&str>) {
+    let done = clear(bundle).and_then(|()| match former {
+        Some(former) => fs::rename(bundle.with_file_name(former), bundle)
+            .context(|| bundle.display().to_string()),
+        None => Ok(()),
     });
     if let Err(error) = done {
         tracing::warn!("{error}");
@@ -248,23 +273,23 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().display().to_string();
         let none = Terms { hooks: false, rootfs: false };
-        let with = |text: String| make(&dir.path().join("bundles"), "one", &text, none);
+        let with = |text: String| make(&dir.path().join("bundles"), "one", &text, none, "7");
         let error = with(r#"{"root":{"path":"/not/here"}}"#.to_owned()).unwrap_err();
         assert!(error.to_string().contains("is not here"), "{error}");
         assert!(with(r#"{"root":{"path":"."}}"#.to_owned()).is_err());
         let hooks = format!(r#"{{"root":{{"path":"{root}"}},"hooks":{{"prestart":[]}}}}"#);
         assert!(with(hooks.clone()).unwrap_err().to_string().contains("hooks"));
         let bundle =
-            make(&dir.path().join("bundles"), "one", &hooks, Terms { hooks: true, ..none });
+            make(&dir.path().join("bundles"), "one", &hooks, Terms { hooks: true, ..none }, "7");
         let bundle = bundle.unwrap();
         assert!(bundle.join("config.json").exists() && !own_root(&bundle).exists());
         let text = r#"{"root":{"path":"/not/here"}}"#;
         let terms = Terms { rootfs: true, ..none };
-        let bundle = make(&dir.path().join("bundles"), "two", text, terms).unwrap();
+        let bundle = make(&dir.path().join("bundles"), "two", text, terms, "7").unwrap();
         assert!(own_root(&bundle).is_dir());
         let config = fs::read_to_string(bundle.join("config.json")).unwrap();
         assert!(config.contains(&own_root(&bundle).display().to_string()), "{config}");
-        remove(&dir.path().join("bundles"), "two");
+        remove(&dir.path().join("bundles"), "two", "7");
         assert!(!bundle.exists());
     }
 
@@ -275,7 +300,7 @@ mod tests {
         let made = |rest: &str| {
             let text = format!(r#"{{"root":{{"path":"{root}"}},{rest}}}"#);
             let terms = Terms { hooks: false, rootfs: false };
-            make(&dir.path().join("bundles"), "one", &text, terms)
+            make(&dir.path().join("bundles"), "one", &text, terms, "7")
                 .map_err(|error| error.to_string())
         };
         for rest in [
@@ -327,7 +352,7 @@ mod tests {
         let bundles = dir.path().join("bundles");
         let make = |id: &str, root: &Path, rootfs: bool| {
             let config = format!(r#"{{"root":{{"path":"{}"}}}}"#, root.display());
-            make(&bundles, id, &config, Terms { hooks: false, rootfs })
+            make(&bundles, id, &config, Terms { hooks: false, rootfs }, "7")
         };
         let root = own_root(&make("one", Path::new("/not/here"), true).unwrap());
         leave(&bundles.join("one"));
@@ -347,15 +372,16 @@ mod tests {
         fs::create_dir(&data).unwrap();
         fs::write(data.join("precious"), "").unwrap();
         let terms = Terms { hooks: false, rootfs: true };
-        let made = || make(&bundles, "one", r#"{"root":{"path":"/not/here"}}"#, terms).unwrap();
+        let text = r#"{"root":{"path":"/not/here"}}"#;
+        let made = || make(&bundles, "one", text, terms, "7").unwrap();
         let place = own_root(&made()).join("data");
         fs::create_dir(&place).unwrap();
         rustix::mount::mount_bind(&data, &place).unwrap();
-        remove(&bundles, "one");
+        remove(&bundles, "one", "7");
         let is_kept = data.join("precious").exists();
         rustix::mount::unmount(&place, rustix::mount::UnmountFlags::DETACH).unwrap();
         assert!(is_kept);
-        remove(&bundles, "one");
+        remove(&bundles, "one", "7");
         assert!(data.join("precious").exists() && !bundles.join("one").exists());
     }
 
@@ -364,14 +390,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let again = || {
             let terms = Terms { hooks: false, rootfs: true };
-            make(dir.path(), "one", r#"{"root":{"path":"/not/here"}}"#, terms).unwrap()
+            make(dir.path(), "one", r#"{"root":{"path":"/not/here"}}"#, terms, "7").unwrap()
         };
         let precious = own_root(&again()).join("precious");
         fs::write(&precious, "").unwrap();
         // The next one does not come in the end, and then does.
         again();
         assert!(!precious.exists());
-        remove(dir.path(), "one");
+        remove(dir.path(), "one", "7");
         assert!(precious.exists());
         again();
         assert_eq!((precious.exists(), fs::read_dir(dir.path()).unwrap().count()), (false, 2));
@@ -379,5 +405,27 @@ mod tests {
         leave(&dir.path().join("one"));
         again();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    /// Whoever brings another one was killed before that had a bundle, or while it was written.
+    #[test]
+    fn what_has_come_stays_if_the_next_one_does_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let bundles = dir.path().join("bundles");
+        let terms = Terms { hooks: false, rootfs: true };
+        let text = r#"{"root":{"path":"/not/here"}}"#;
+        let precious = own_root(&make(&bundles, "one", text, terms, "7").unwrap()).join("precious");
+        fs::write(&precious, "").unwrap();
+        remove(&bundles, "one", "8");
+        assert!(precious.exists());
+        let config = serde_json::from_str(text).unwrap();
+        let former = set_aside(&bundles.join("one")).unwrap().unwrap();
+        fs::create_dir_all(bundles.join("one/config.json")).unwrap();
+        fill(&bundles.join("one"), Some(&former), config, terms, "8").unwrap_err();
+        assert!(!precious.exists());
+        remove(&bundles, "one", "8");
+        assert!(precious.exists());
+        remove(&bundles, "one", "7");
+        assert!(!bundles.join("one").exists());
     }
 }

@@ -420,9 +420,10 @@ pub fn wait(dir: &Path) {
     }
 }
 
-/// Removes what is left of a container that did not come: nothing works on it any more.
-pub fn remove(dir: &Path, container: &Container) {
-    if noted_task(dir).is_some() && matches!(container.state(), Ok(Some(_))) {
+/// Removes what is left of a container that did not come with its bundle below `bundles`: nothing works on it any more. One of
+/// its id that somebody has started meanwhile is in the way of it, and stays.
+pub(crate) fn remove(dir: &Path, container: &Container, bundles: &Path) {
+    if noted_task(dir).is_some() && container.is_known_by(bundles) {
         container.discard();
     }
 }

@@ -25,15 +25,13 @@ use serde_json::Value;
 use torpor_worker::runc;
 
 use self::archive::Adaptation;
-pub use self::bundle::{
-    Terms, has_come, leave as leave_bundle, lock as lock_bundles, remove as remove_bundle,
-};
-pub(crate) use self::bundle::{clear as clear_bundle, own_root};
+pub use self::bundle::{Terms, has_come, leave as leave_bundle, lock as lock_bundles};
+pub(crate) use self::bundle::{clear as clear_bundle, own_root, remove as remove_bundle};
 use self::conmon::Conmon;
 pub use self::conmon::{NAME as CONMON, run as conmon};
 pub use self::idle::serve as idle;
-pub(crate) use self::job::start_marked;
-pub use self::job::{Call, Streams, remove, serve, start, start_restore, wait};
+pub use self::job::{Call, Streams, serve, start, start_restore, wait};
+pub(crate) use self::job::{remove, start_marked};
 pub use self::podman::Ways;
 pub(crate) use self::podman::{ARCHIVE, demand as make_demand};
 use crate::cancel::Cancel;
@@ -313,6 +311,15 @@ impl Container {
         }
     }
 
+    /// Whether the runtime knows it, by the bundle below `bundles` that is made for one that comes. Bundles of Podman's are its
+    /// own, and so are its ids.
+    fn is_known_by(&self, bundles: &Path) -> bool {
+        let Ok(Some(state)) = self.state() else { return false };
+        let own = bundles.join(&self.id).canonicalize();
+        self.runtime == Runtime::Podman
+            || own.is_ok_and(|own| state.bundle.canonicalize().is_ok_and(|it| it == own))
+    }
+
     /// Whether the runtime has kept a container that could not be made. runc itself removes it.
     #[must_use]
     pub(crate) fn stays_behind(&self) -> bool {
@@ -392,7 +399,8 @@ pub enum Base {
     Podman(Ways, Box<podman::Description>),
 }
 
-/// Gets ready what a container is restored with: a bundle below `dir`. What describes it is judged first.
+/// Gets ready what a container is restored with that comes with a migration: a bundle below `dir`. What describes it is judged
+/// first.
 ///
 /// # Errors
 /// As [`bundle::make`]; if Podman does not say how it does things, or the description is none.
@@ -401,9 +409,12 @@ pub(crate) fn make_base(
     container: &Container,
     description: &str,
     terms: Terms,
+    migration: &str,
 ) -> Result<Base> {
     match container.runtime {
-        Runtime::Runc => bundle::make(dir, &container.id, description, terms).map(Base::Bundle),
+        Runtime::Runc => {
+            bundle::make(dir, &container.id, description, terms, migration).map(Base::Bundle)
+        }
         Runtime::Podman => Ok(Base::Podman(Ways::ask()?, Box::new(podman::read(description)?))),
     }
 }
@@ -420,7 +431,7 @@ pub(crate) fn make_sketch(
 ) -> Result<PathBuf> {
     match container.runtime {
         Runtime::Podman => podman::sketch(dir, description),
-        Runtime::Runc => bundle::make(dir, &container.id, description, terms),
+        Runtime::Runc => bundle::make(dir, &container.id, description, terms, ""),
     }
 }
 
