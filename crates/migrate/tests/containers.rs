@@ -360,6 +360,36 @@ fn a_container_of_somebody_else_stays() {
     wait_until("both tidy up", || here.is_clean() && there.is_clean());
 }
 
+/// Whoever asks what has become of a migration of it, long after that, ends nothing.
+#[test]
+fn a_container_that_has_come_back_stays() {
+    let container = Container::start(|_| {});
+    let (here, there) = (Host::new(), container.agent());
+    let more = ["--id", "one"];
+    container.moves_with(&here, "stop-and-copy", &more, &there.address).unwrap();
+    let mut back = Host::new();
+    back.options = vec!["--runtime-root".to_owned(), container.roots[0].display().to_string()];
+    back.start_agent();
+    let root = container.roots[1].display().to_string();
+    let args = [&container.id, "--runtime-root", &root, "--mode", "stop-and-copy", "--json"];
+    judge(&there.migrate(&args).arg(&back.address).output().unwrap()).unwrap();
+    let file = here.path("state/source/one.json");
+    let mut record: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    assert_eq!((&record["phase"], &record["container"]), (&json!("moved"), &Value::Null));
+    // As earlier versions have left it, and as it is where the disk was full.
+    record["container"] =
+        json!({ "runtime": "runc", "id": container.id, "root": container.roots[0] });
+    let former = record.to_string();
+    record["phase"] = json!("deciding");
+    for text in [None, Some(former), Some(record.to_string())] {
+        text.iter().for_each(|text| fs::write(&file, text).unwrap());
+        let said = judge(&here.migrate(&["--resolve", "one", "--json"]).output().unwrap()).unwrap();
+        assert_eq!(said["decided"], "it has moved");
+        assert_eq!(container.state(0)["status"], "running");
+        container.goes_on();
+    }
+}
+
 /// Another host would have it made by a bundle of its own.
 #[test]
 fn a_container_comes_once_at_a_time() {

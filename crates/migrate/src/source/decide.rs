@@ -11,9 +11,10 @@ use super::frozen::Frozen;
 use super::link::{Happening, unexpected};
 use crate::engine;
 use crate::error::{Error, Result};
+use crate::host::boot;
 use crate::progress::{Awaited, Reminder};
 use crate::record::{Ledger, Phase, Record};
-use crate::runtime;
+use crate::runtime::{self, State};
 use crate::task::Task;
 use crate::wire::Peer;
 use crate::wire::frame::Line;
@@ -121,7 +122,7 @@ impl Source<'_> {
             Verdict::There(pid) => {
                 self.downtime.end.get_or_insert_with(Instant::now);
                 self.ledger.conclude(Phase::Moved);
-                kill(&self.ledger, None);
+                kill(&mut self.ledger, None);
                 self.over();
                 Ok(pid)
             }
@@ -343,8 +344,12 @@ fn ask(to: &Peer, record: &Record, patience: Duration) -> Result<Option<Verdict>
 
 /// Ends the tasks here: they run at the destination. The job that holds them, if one still does, ends them without a word to the
 /// other ends of their connections.
-pub(super) fn kill(ledger: &Ledger, job: Option<Heir>) {
-    if let Some(container) = &ledger.record().container {
+pub(super) fn kill(ledger: &mut Ledger, job: Option<Heir>) {
+    let record = ledger.record();
+    if let Some(container) = &record.container
+        && let Ok(Some(state)) = container.state()
+        && !is_other(&state, record)
+    {
         container.abandon();
     }
     answer(job, true, ANSWER);
@@ -359,17 +364,37 @@ pub(super) fn answer(job: Option<Heir>, go_on: bool, patience: Duration) {
 }
 
 /// The same where the runtime knows already that it is not to start the container again.
-fn end(ledger: &Ledger) {
-    ledger.record().tasks.iter().for_each(|task| task.signal(Signal::KILL));
-    if let Some(bundle) = &ledger.record().bundle {
+fn end(ledger: &mut Ledger) {
+    let record = ledger.record();
+    // After a restart of the host others have their numbers.
+    if record.boot == boot() {
+        record.tasks.iter().for_each(|task| task.signal(Signal::KILL));
+    }
+    let Some(container) = &record.container else { return };
+    match container.state() {
+        Ok(Some(state)) if is_other(&state, record) => return,
+        // The runtime would list it as one that has ended.
+        Ok(Some(_)) => container.forget(),
+        _ => {}
+    }
+    if let Some(bundle) = &record.bundle {
         runtime::leave_bundle(bundle);
     }
-    // The runtime would list it as one that has ended.
-    if let Some(container) = &ledger.record().container
-        && let Ok(Some(_)) = container.state()
-    {
-        container.forget();
+    if matches!(container.state(), Ok(Some(_))) {
+        return;
     }
+    // Whoever asks again is told the same, and nothing is done to one of its id that has come back.
+    let forgotten =
+        ledger.advance(Phase::Moved, |record| (record.container, record.bundle) = (None, None));
+    if let Err(error) = forgotten {
+        tracing::warn!("it is not written down that nothing is left of it here: {error}");
+    }
+}
+
+/// Whether the container that a runtime knows is not the one of a migration: it runs, and its first process is another one. It
+/// has come back since.
+fn is_other(state: &State, record: &Record) -> bool {
+    Task::find(state.pid).is_ok_and(|root| record.tasks.first() != Some(&root))
 }
 
 /// Lets the tasks go on that were stopped for the decision, and no others: one that was stopped before forgets the signal
