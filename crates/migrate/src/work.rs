@@ -26,6 +26,8 @@ const PAUSE: Duration = Duration::from_millis(5);
 pub(crate) struct WorkDir {
     path: PathBuf,
     mark: File,
+    /// Whether somebody else removes it.
+    is_left: bool,
 }
 
 impl WorkDir {
@@ -48,7 +50,7 @@ impl WorkDir {
             flock(&mark, FlockOperation::LockExclusive).context(failed)?;
             let own = mark.metadata().context(failed)?.ino();
             if fs::metadata(&name).is_ok_and(|there| there.ino() == own) {
-                return Ok(Self { path, mark });
+                return Ok(Self { path, mark, is_left: false });
             }
         }
     }
@@ -57,6 +59,11 @@ impl WorkDir {
     #[must_use]
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Leaves it to whoever removes it when nobody needs it any more ([`clear`]).
+    pub(crate) fn leave(&mut self) {
+        self.is_left = true;
     }
 
     /// Whether the file system lets a file in it lose what it has in the middle.
@@ -75,7 +82,9 @@ impl AsFd for WorkDir {
 
 impl Drop for WorkDir {
     fn drop(&mut self) {
-        remove(&self.path);
+        if !self.is_left {
+            remove(&self.path);
+        }
     }
 }
 
@@ -165,6 +174,12 @@ mod tests {
         assert!(path("strange/work").exists() && used.path().exists());
         drop(used);
         assert!(!path("used").exists());
+        let mut open = WorkDir::create(path("open")).unwrap();
+        open.leave();
+        drop(open);
+        assert!(path("open").exists(), "somebody else removes it");
+        clear(&path("open"), Duration::from_secs(60));
+        assert!(!path("open").exists());
         fs::create_dir(path("empty")).unwrap();
         sweep(parent.path());
         assert!(!path("empty").exists());

@@ -145,6 +145,11 @@ impl Worker {
         Ok(())
     }
 
+    /// Leaves it to whoever has a duplicate of its descriptor ([`Heir`]): it goes on, and waits for an answer of that one.
+    pub fn leave(mut self) {
+        self.ended = true;
+    }
+
     fn end(&mut self) -> io::Result<()> {
         if !std::mem::replace(&mut self.ended, true) {
             self.child.kill()?;
@@ -207,7 +212,8 @@ pub struct Heir {
 }
 
 impl Heir {
-    /// `socket` is a duplicate of the descriptor of a [`Worker`]: as long as it is open, that waits for an answer.
+    /// `socket` is a duplicate of the descriptor of a [`Worker`]: as long as it is open, that waits for an answer, also if
+    /// whoever has started it leaves it ([`Worker::leave`]).
     #[must_use]
     pub fn new(socket: OwnedFd) -> Self {
         Self { channel: Channel::new(socket) }

@@ -105,6 +105,10 @@ pub(super) fn run(
     if let Err(error) = &done {
         session.undo(error);
     }
+    if !session.place.ledger.record().phase.is_over() {
+        // What is in there tells what has become of the tasks.
+        session.place.work.leave();
+    }
     done
 }
 

@@ -46,11 +46,19 @@ impl Source<'_> {
         self.prepared(&mut worker)?;
         self.record_decision(frozen, Some(&worker))?;
         let undecided = self.awaited().decision();
-        let (verdict, why) = match self.go() {
-            Ok(pid) => (Verdict::There(pid), None),
-            Err(error) => self.ask(error)?,
+        let told = match self.go() {
+            Ok(pid) => Ok((Verdict::There(pid), None)),
+            Err(error) => self.ask(error),
         };
         drop(undecided);
+        let (verdict, why) = match told {
+            Ok(told) => told,
+            Err(error) => {
+                // The process that looks on asks further. Until then it holds the tasks and their packets back.
+                worker.leave();
+                return Err(error);
+            }
+        };
         match verdict {
             Verdict::There(pid) => {
                 self.downtime.end = Some(Instant::now());
@@ -58,11 +66,12 @@ impl Source<'_> {
                 if let Some(container) = &self.plan.container {
                     container.abandon();
                 }
-                worker.answer(true)?;
-                if let Err(error) = engine::finish("dump", worker) {
+                // The job may have been killed meanwhile.
+                let done = worker.answer(true).map_err(Error::from);
+                if let Err(error) = done.and_then(|()| engine::finish("dump", worker)) {
                     tracing::warn!("{error}; the tasks are killed");
                 }
-                end(&self.ledger);
+                end(&mut self.ledger);
                 self.over();
                 Ok(pid)
             }

@@ -182,7 +182,10 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
     }
     let report = done.map(|pid| source.report(pid, start));
     let (is_over, watch) = (source.ledger.record().phase.is_over(), source.watch.take());
-    // The watch is there until nothing is left to be tidied up.
+    // The watch is there until nothing is left to be tidied up. What is not decided is left to it.
+    if !is_over {
+        source.work.leave();
+    }
     drop(source);
     if let Some(watch) = watch.filter(|_| is_over) {
         watch.dismiss();

@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use super::held::Held;
-use super::support::{judge, pids_of, wait_until};
+use super::support::{descendant, judge, pids_of, wait_until};
 
 /// An agent is gone before its tasks have their pages: the user is told for how long another one is waited for, and what to
 /// do. The next agent says that they have stayed.
@@ -127,6 +127,50 @@ fn what_is_decided_counts_without_a_record() {
         assert_eq!(held.there.phases("destination"), [phase], "{mode} {side}");
         held.counter.goes_on();
     }
+}
+
+/// What holds the tasks here is killed after the destination was told to let them run: they do not stay here, stopped.
+#[test]
+fn what_has_moved_ends_here_whoever_was_killed() {
+    for mode in ["pre-copy", "pipelined"] {
+        let mut held = Held::start(mode, "pre-resume", "true");
+        wait_until("it is written down", || held.here.phases("source") == ["deciding"]);
+        let job = descendant(held.migration.id(), "worker").unwrap();
+        kill_process(Pid::from_raw(job).unwrap(), Signal::KILL).unwrap();
+        held.release();
+        assert!(held.migration.wait().unwrap().success(), "{mode}");
+        wait_until("it has ended here", || {
+            held.counter.running().iter().all(|&(pid, _)| pid != held.counter.pid)
+        });
+        held.counter.goes_on();
+        assert_eq!(held.here.phases("source"), ["moved"], "{mode}");
+        wait_until("both tidy up", || held.here.is_clean() && held.there.is_clean());
+    }
+}
+
+/// The command ends when nobody can tell it more. What holds the tasks, and keeps the kernel from answering for them, is there
+/// as long as somebody looks on.
+#[test]
+fn who_gives_up_asking_leaves_the_tasks_to_who_looks_on() {
+    let mut held = Held::start("pre-copy", "pre-resume", "false");
+    wait_until("it is written down", || held.here.phases("source") == ["deciding"]);
+    let (state, away) = (held.there.path("state"), held.there.path("away"));
+    held.there.stop_agent();
+    fs::rename(&state, &away).unwrap();
+    // It does not know of it.
+    held.there.start_agent();
+    assert!(!held.migration.wait().unwrap().success());
+    assert_eq!(held.here.phases("source"), ["deciding"]);
+    let status = torpor_kernel::proc::status(held.counter.pid).unwrap();
+    assert_ne!(status.number("TracerPid", 10), Some(0), "nobody holds it");
+    held.there.stop_agent();
+    fs::remove_dir_all(&state).unwrap();
+    fs::rename(&away, &state).unwrap();
+    held.release();
+    held.there.start_agent();
+    wait_until("who looks on is told", || held.here.phases("source") == ["stayed"]);
+    held.counter.goes_on();
+    wait_until("both tidy up", || held.here.is_clean() && held.there.is_clean());
 }
 
 /// An agent that has lost its records, or is another one, decides nothing, and so the tasks run at one place only.
