@@ -35,7 +35,7 @@ use crate::task::Task;
 
 /// Where the records of this host are, unless told otherwise.
 pub(crate) const STATE_DIR: &str = "/var/lib/torpor/migrations";
-/// Records of migrations that are over, and are kept for whoever asks.
+/// Records of migrations that are over, and are kept for whoever has begun them and asks.
 const KEPT: usize = 200;
 /// No record is longer: 20,000 tasks and more.
 const MAX_RECORD: u64 = 4 << 20;
@@ -171,7 +171,7 @@ impl Ledger {
         check_id(&record.id)?;
         let dir = dir.join(side.directory());
         make_private(&dir)?;
-        prune(&dir, KEPT);
+        prune(&dir, KEPT, record.origin.as_ref());
         let path = dir.join(format!("{}.json", record.id));
         let lock = lock(&path)?
             .ok_or_else(|| Error::refused(format!("migration {} is in progress", record.id)))?;
@@ -283,11 +283,18 @@ fn files(dir: &Path) -> Vec<PathBuf> {
     found.into_iter().map(|(_, path)| path).collect()
 }
 
-/// Removes records of what is over but for the newest, so that there are no more than `kept` with one that comes.
-fn prune(dir: &Path, kept: usize) {
+/// Removes records of what is over but for the newest, so that there are no more than `kept` of an origin with one that comes.
+/// Nobody has what another one has begun forgotten.
+fn prune(dir: &Path, kept: usize, origin: Option<&Origin>) {
     let all = files(dir);
-    for path in all.iter().take((all.len() + 1).saturating_sub(kept)) {
-        if read(path).is_ok_and(|record| record.phase.is_over()) {
+    if all.len() < kept {
+        return;
+    }
+    let read = |path: PathBuf| read(&path).ok().map(|record| (path, record));
+    let own: Vec<_> = all.into_iter().filter_map(read).collect();
+    let own: Vec<_> = own.iter().filter(|(_, it)| it.origin.as_ref() == origin).collect();
+    for (path, record) in own.iter().take((own.len() + 1).saturating_sub(kept)) {
+        if record.phase.is_over() {
             for path in [path.clone(), path.with_extension("lock")] {
                 let _ = fs::remove_file(path);
             }
@@ -421,6 +428,24 @@ pub(crate) mod tests {
         }
     }
 
+    /// Its source may still have to ask.
+    #[test]
+    fn nobody_has_records_of_another_one_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let [one, other] = ["a", "b"].map(|names| Some(Origin::Host(names.to_owned())));
+        let begin = |id: &str, origin: &Option<Origin>| {
+            let record = Record { id: id.to_owned(), origin: origin.clone(), ..record() };
+            let mut ledger = Ledger::create(dir.path(), Side::Destination, record).unwrap();
+            ledger.conclude(Phase::Stayed);
+        };
+        begin("a", &one);
+        ["b", "c", "d"].iter().for_each(|id| begin(id, &other));
+        prune(&dir.path().join("destination"), 2, other.as_ref());
+        let left = all(dir.path(), Side::Destination).unwrap();
+        let left: Vec<&str> = left.iter().map(|record| record.id.as_str()).collect();
+        assert_eq!(left, ["a", "d"]);
+    }
+
     #[test]
     fn old_records_of_what_is_over_go() {
         let dir = tempfile::tempdir().unwrap();
@@ -437,7 +462,7 @@ pub(crate) mod tests {
                 .unwrap();
         }
         let dir = dir.path().join("source");
-        prune(&dir, 2);
+        prune(&dir, 2, None);
         let mut left: Vec<_> = fs::read_dir(&dir)
             .unwrap()
             .map(|it| it.unwrap().file_name().into_string().unwrap())

@@ -251,7 +251,7 @@ impl Agent {
             }
             Request::Rehearse(begin) => {
                 let _open = self.lines.add(&line)?;
-                rehearsal::run(self, line, &begin)
+                rehearsal::run(self, line, &begin, &origin)
             }
             Request::Join { token, round, set } => self.join(line, &token, round, set),
             Request::Query { id } => {

@@ -7,6 +7,7 @@ use super::round::Incoming;
 use super::{Agent, audit, refusal};
 use crate::error::{Error, Result};
 use crate::host::Host;
+use crate::origin::Origin;
 use crate::record::new_id;
 use crate::runtime::{self, Runtime};
 use crate::wire::frame::{Line, MAX_FRAME};
@@ -17,16 +18,16 @@ use crate::work::WorkDir;
 ///
 /// # Errors
 /// If the link is down, or the source breaks the protocol.
-pub(super) fn run(agent: &Agent, mut line: Line, begin: &Begin) -> Result<()> {
+pub(super) fn run(agent: &Agent, mut line: Line, begin: &Begin, origin: &Origin) -> Result<()> {
     let here = Host::this();
     // The number is the source's, and nothing here is named by it.
     let work = WorkDir::create(agent.settings.work_dir.join(new_id()?))?;
     let images = work.path().join("1");
-    let bundle =
-        match judge_arrival(agent, begin, &here).and_then(|()| bundle(agent, begin, work.path())) {
-            Ok(bundle) => bundle,
-            Err(error) => return line.say(&refusal(&error)),
-        };
+    let may_come = judge_arrival(agent, begin, &here, origin);
+    let bundle = match may_come.and_then(|()| bundle(agent, begin, work.path())) {
+        Ok(bundle) => bundle,
+        Err(error) => return line.say(&refusal(&error)),
+    };
     let identity = agent.identity.clone();
     line.say(&Reply::Ready { token: String::new(), host: here, agent: identity })?;
     let mut round = Incoming::without_pages(images.clone())?;

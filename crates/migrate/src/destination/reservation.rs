@@ -12,7 +12,7 @@ use crate::error::{Context, Error, Result};
 use crate::files::Replica;
 use crate::host::{self, Host};
 use crate::origin::Origin;
-use crate::record::{Ledger, Phase, Record, Side, new_id};
+use crate::record::{Ledger, Phase, Record, Side, all, new_id};
 use crate::runtime::{self, Base};
 use crate::task::Task;
 use crate::wire::carrier::Carrier;
@@ -20,12 +20,20 @@ use crate::wire::message::{Begin, Subject};
 use crate::wire::spread::MAX_CONNECTIONS;
 use crate::work::WorkDir;
 
+/// No container has more volumes that come along.
+const MAX_VOLUMES: usize = 256;
+
 /// Whether something may come, as far as it can be told from what announces it.
 ///
 /// # Errors
 /// If the processor, the container, its image or a volume does not suit this host; if the container
 /// is here already.
-pub(super) fn judge_arrival(agent: &Agent, begin: &Begin, here: &Host) -> Result<()> {
+pub(super) fn judge_arrival(
+    agent: &Agent,
+    begin: &Begin,
+    here: &Host,
+    origin: &Origin,
+) -> Result<()> {
     if !begin.ignore_cpu {
         begin.host.can_move_to(here)?;
     }
@@ -42,7 +50,19 @@ pub(super) fn judge_arrival(agent: &Agent, begin: &Begin, here: &Host) -> Result
         };
     };
     container.check()?;
-    begin.volumes.iter().try_for_each(|path| volume::judge(path, &agent.settings.allow_volumes))?;
+    let records = match begin.volumes.len() {
+        0 => Vec::new(),
+        1..=MAX_VOLUMES => all(&agent.settings.state_dir, Side::Destination)?,
+        more => {
+            return Err(Error::refused(format!(
+                "{more} volumes: no more than {MAX_VOLUMES} may come"
+            )));
+        }
+    };
+    for path in &begin.volumes {
+        volume::judge(path, &agent.settings.allow_volumes)?;
+        volume::judge_former(path, origin, &records)?;
+    }
     if container.state()?.is_some() {
         return Err(Error::refused(format!("there is a container {} here", container.id)));
     }
@@ -100,7 +120,7 @@ impl<'a> Reservation<'a> {
             is_lazy: begin.is_lazy,
         };
         let claim = agent.coming.claim(&begin)?;
-        judge_arrival(agent, &begin, &here)?;
+        judge_arrival(agent, &begin, &here, &origin)?;
         let token = new_id()?;
         let mut ledger = Ledger::create(&agent.settings.state_dir, Side::Destination, record)?;
         let work = WorkDir::create(agent.settings.work_dir.join(&begin.id));

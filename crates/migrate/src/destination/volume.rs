@@ -12,7 +12,8 @@ use torpor_kernel::tree::{self, Id};
 
 use super::AgentSettings;
 use crate::error::{Context, Error, Result};
-use crate::record::Record;
+use crate::origin::Origin;
+use crate::record::{Phase, Record};
 
 /// Whether a volume may come to `path`, which is below one of the directories `allowed`.
 ///
@@ -30,6 +31,37 @@ pub(super) fn judge(path: &Path, allowed: &[PathBuf]) -> Result<()> {
         .next()
         .is_none();
     if is_empty { Ok(()) } else { Err(taken(path)) }
+}
+
+/// Whether a volume may come to `path` from whoever has begun a migration: what has come from another host keeps to itself what
+/// is in it, as far as `records` tell.
+///
+/// # Errors
+/// If it is a volume that another host has brought, or lies in one.
+pub(super) fn judge_former(path: &Path, origin: &Origin, records: &[Record]) -> Result<()> {
+    let theirs = records.iter().filter(|record| !origin.may_ask(record.origin.as_ref()));
+    let kept = theirs.filter(|record| record.phase != Phase::Stayed);
+    // Directories that are allowed may be one by several names.
+    let place = |path: &Path| {
+        let above = path.parent().and_then(|above| above.canonicalize().ok());
+        path.file_name().zip(above).map(|(name, above)| above.join(name))
+    };
+    let place_of_it = place(path);
+    let is_above = |volume: &&PathBuf| {
+        volume.is_dir()
+            && place_of_it.as_ref().zip(place(volume)).is_some_and(|(it, of)| it.starts_with(of))
+    };
+    match kept.flat_map(|record| &record.volumes).find(is_above) {
+        None => Ok(()),
+        Some(volume) => Err(Error::refused_with(
+            format!(
+                "volume {} cannot come: {} is one of another host's that has come here",
+                path.display(),
+                volume.display()
+            ),
+            "there: torpor agent --allow-volume of another directory, or remove what nobody needs",
+        )),
+    }
 }
 
 /// Makes the empty directory of a volume, and opens it: whoever may write to the directory above can exchange it afterwards.
@@ -152,6 +184,7 @@ mod tests {
 
     use super::*;
     use crate::files::{Change, Meta, Replica, What};
+    use crate::record::tests::record;
 
     #[test]
     fn only_below_what_is_allowed_and_where_nothing_is() {
@@ -185,6 +218,33 @@ mod tests {
         remove(&at("allowed/new"), new, &allowed);
         remove(&at("other"), other, &allowed);
         assert!(!at("allowed/new").exists() && at("other").exists());
+    }
+
+    /// A program that is laid among the files of a container runs in that.
+    #[test]
+    fn what_has_come_from_one_host_is_no_place_for_another_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("volumes/web/plugins")).unwrap();
+        symlink(at("volumes"), at("link")).unwrap();
+        let [one, other] = ["a", "b"].map(|names| Origin::Host(names.to_owned()));
+        let record = Record { origin: Some(one.clone()), ..record() };
+        let moved =
+            Record { phase: Phase::Moved, volumes: vec![at("volumes/web")], ..record.clone() };
+        let gone = Record { volumes: vec![at("volumes/gone")], ..moved.clone() };
+        let stayed = Record { phase: Phase::Stayed, volumes: vec![at("volumes/db")], ..record };
+        fs::create_dir(at("volumes/db")).unwrap();
+        let records = [stayed, gone, moved];
+        let judge = |path: &str, origin| judge_former(&at(path), origin, &records);
+        for path in ["volumes/web/plugins/new", "link/web/new", "volumes/web", "link/web"] {
+            let error = judge(path, &other).unwrap_err().to_string();
+            assert!(error.contains("volumes/web is one of another host's"), "{path}: {error}");
+            judge(path, &one).unwrap();
+            judge(path, &Origin::OwnUser).unwrap();
+        }
+        for path in ["volumes/webs", "volumes/db/new", "volumes/gone", "nowhere/new"] {
+            judge(path, &other).unwrap();
+        }
     }
 
     /// Whoever may write to the directory above has put it there.
