@@ -340,8 +340,12 @@ impl Status {
 
     /// Whether a kill is pending: one that is frozen does not end of it yet.
     pub fn is_killed(&self) -> bool {
-        const KILL: u64 = 1 << (libc::SIGKILL - 1);
-        let is_in = |set| self.number(set, 16).is_some_and(|pending| pending & KILL != 0);
+        self.has_pending(libc::SIGKILL)
+    }
+
+    /// Whether a signal waits for the task, or for its process.
+    pub fn has_pending(&self, signal: i32) -> bool {
+        let is_in = |set| self.number(set, 16).is_some_and(|set| set >> (signal - 1) & 1 == 1);
         ["SigPnd", "ShdPnd"].into_iter().any(is_in)
     }
 

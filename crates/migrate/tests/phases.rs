@@ -177,6 +177,57 @@ fn what_was_stopped_before_stays_so() {
     }
 }
 
+/// The same of what the user stops while the other host makes it, which then cannot let it run.
+#[test]
+fn what_is_stopped_in_the_pause_stays_so() {
+    for mode in ["stop-and-copy", "pre-copy"] {
+        let (here, mut there) = (Host::new(), Host::new());
+        let [reached, released] = ["reached", "released"].map(|name| here.path(name));
+        let script = format!(
+            "case $CRTOOLS_SCRIPT_ACTION in \
+             setup-namespaces) touch {}; until test -e {}; do sleep 0.01; done;; pre-resume) false;; esac",
+            reached.display(),
+            released.display()
+        );
+        for word in ["--action-script", &script] {
+            there.options.push(format!("--restore-option={word}"));
+        }
+        there.start_agent();
+        let counter = Counter::start(100, 1);
+        let pid = Pid::from_raw(counter.pid).unwrap();
+        let args = ["--pid", &counter.pid.to_string(), "--mode", mode, &there.address];
+        let mut migration = here.migrate(&args).spawn().unwrap();
+        wait_until("it is being made", || reached.exists());
+        kill_process(pid, Signal::STOP).unwrap();
+        fs::write(&released, "").unwrap();
+        assert!(!migration.wait().unwrap().success(), "{mode}");
+        assert_eq!(here.phases("source"), ["stayed"], "{mode}");
+        wait_until("it is stopped", || state_of(counter.pid) == Some('T'));
+        kill_process(pid, Signal::CONT).unwrap();
+        counter.goes_on();
+    }
+}
+
+/// It has moved as it would have without that, and is stopped there.
+#[test]
+fn what_is_stopped_there_before_it_runs_has_moved() {
+    for mode in ["pre-copy", "pipelined", "post-copy"] {
+        let mut held = Held::start(mode, "pre-resume", "true");
+        let is_there = |&(pid, _): &(i32, bool)| pid != held.counter.pid;
+        let root = held.counter.running().into_iter().find(is_there).expect("it is made").0;
+        let root = Pid::from_raw(root).unwrap();
+        kill_process(root, Signal::STOP).unwrap();
+        held.release();
+        assert!(held.migration.wait().unwrap().success(), "{mode}");
+        let root_pid = root.as_raw_nonzero().get();
+        wait_until("it is stopped", || state_of(root_pid) == Some('T'));
+        kill_process(root, Signal::CONT).unwrap();
+        held.counter.goes_on();
+        assert_eq!(held.here.phases("source"), ["moved"], "{mode}");
+        wait_until("both tidy up", || held.is_clean());
+    }
+}
+
 #[test]
 fn an_agent_lists_what_has_come_and_what_has_not() {
     let (here, mut there) = (Host::new(), Host::new());

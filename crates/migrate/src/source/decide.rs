@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use torpor_kernel::proc;
 use torpor_worker::{Event, Heir, Worker};
 
 use super::Source;
@@ -223,7 +224,12 @@ impl Source<'_> {
     /// here on. A job that waits for the decision does so even if this process ends: it holds packets back which the kernel would
     /// answer here, while the tasks run there.
     fn record_decision(&mut self, frozen: Frozen, waiting: Option<&Worker>) -> Result<()> {
-        let Frozen { tasks, stopped } = frozen;
+        let Frozen { tasks, mut stopped } = frozen;
+        // Somebody has told them to stop meanwhile: after the next signal nobody could tell.
+        let is_told = |task: &&Task| {
+            proc::status(task.pid).is_ok_and(|status| status.has_pending(libc::SIGSTOP))
+        };
+        stopped.extend(tasks.iter().filter(is_told).map(|task| task.pid));
         let told = match (&self.watch, waiting) {
             (Some(watch), Some(job)) => watch.entrust(job),
             _ => Ok(()),
