@@ -178,6 +178,9 @@ pub struct AgentCommand {
     /// Let containers bring hooks: programs that their configuration has run on this host
     #[arg(long)]
     allow_hooks: bool,
+    /// Let containers of Podman publish ports of this host
+    #[arg(long)]
+    allow_ports: bool,
     /// Let containers bring volumes to directories below DIR; may be given several times
     #[arg(long, value_name = "DIR")]
     allow_volume: Vec<PathBuf>,
@@ -473,6 +476,7 @@ fn try_agent(command: AgentCommand) -> Result<()> {
         restore_options: command.restore_option,
         runtime_root: command.runtime_root.as_deref().map(whole).transpose()?,
         allow_hooks: command.allow_hooks,
+        allow_ports: command.allow_ports,
         allow_volumes: command.allow_volume.iter().map(|dir| whole(dir)).collect::<Result<_>>()?,
     };
     let has_keys = settings.keys.is_some();

@@ -394,8 +394,13 @@ fn podman_that_hangs_in_the_pause_can_be_cancelled() {
 #[test]
 fn a_container_of_podman_is_looked_at() {
     let scratches = scratches("podman-look");
-    let pair = Pair::new(&scratches, ["10.97.105", "10.97.106"], &[]);
-    let mut client = pair.start("one");
+    let mut pair = Pair::new(&scratches, ["10.97.105", "10.97.106"], &[]);
+    let mut client = pair.start_with("one", &["--publish", "127.0.0.1:16379:6379"]);
+    let output = pair.command("one", &["--dry-run"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("publishes ports of its host: 16379"), "{said}");
+    pair.agent.stop_agent();
+    pair.start_agent(&["--allow-ports"]);
     let output = pair.command("one", &["--dry-run"]).output().unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
     let lines = told.lines().filter(|line| line.contains("pre-copy instead of pipelined"));

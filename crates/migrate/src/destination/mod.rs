@@ -82,6 +82,8 @@ pub(crate) struct AgentSettings {
     pub runtime_root: Option<PathBuf>,
     /// Whether containers may bring programs that run on this host.
     pub allow_hooks: bool,
+    /// Whether containers may publish ports of this host.
+    pub allow_ports: bool,
     /// Below which directories containers may bring volumes.
     pub allow_volumes: Vec<PathBuf>,
 }
@@ -94,7 +96,7 @@ impl AgentSettings {
 
     /// What a container may bring, with or without its root file system.
     fn terms(&self, rootfs: bool) -> Terms {
-        Terms { hooks: self.allow_hooks, rootfs }
+        Terms { hooks: self.allow_hooks, rootfs, ports: self.allow_ports }
     }
 
     /// The container that something that comes in is to become.

@@ -255,6 +255,7 @@ mod tests {
             restore_options: Vec::new(),
             runtime_root: Some(at("runc")),
             allow_hooks: false,
+            allow_ports: false,
             allow_volumes: vec![at("volumes")],
         };
         let (runtime, id) = (Runtime::Runc, "web".to_owned());

@@ -392,6 +392,21 @@ mod tests {
         assert!(said.contains("../x"), "{said}");
     }
 
+    /// `podman auto-update` does what they say.
+    #[test]
+    fn no_image_of_the_other_host_is_fetched_later() {
+        let changed = changed("config.dump", |config| {
+            config["RawImageName"] = json!("registry.example/evil");
+            config["labels"] = json!({
+                "io.containers.autoupdate": "registry", "PODMAN_SYSTEMD_UNIT": "ssh.service", "a": "b",
+            });
+        });
+        let found = adapted(&[changed, documents()[1].clone()]).unwrap();
+        let config: Value = serde_json::from_str(&found["config.dump"]).unwrap();
+        let expected = (&json!("localhost/web:1"), &json!({ "a": "b" }));
+        assert_eq!((&config["RawImageName"], &config["labels"]), expected);
+    }
+
     /// Podman gives, mounts or fetches what they name.
     #[test]
     fn nothing_comes_that_was_not_described() {
@@ -417,9 +432,11 @@ mod tests {
             ("rootfsImageID", json!("e5f6")),
             ("name", json!("other")),
             ("MountLabel", json!("a\",lowerdir=/etc")),
+            ("newPortMappings", json!([{ "host_port": 22, "container_port": 22 }])),
         ] {
             let said = refused("config.dump", |config| config[key] = value);
-            assert!(said.contains(key), "{key}: {said}");
+            let what = if key == "newPortMappings" { "it publishes ports" } else { key };
+            assert!(said.contains(what), "{key}: {said}");
         }
         let said = refused("config.dump", |config| config["newNetworks"]["host"] = json!({}));
         assert!(said.contains("host"), "{said}");

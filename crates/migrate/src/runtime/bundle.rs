@@ -18,6 +18,8 @@ pub struct Terms {
     pub hooks: bool,
     /// A root file system of its own, which is empty at first.
     pub rootfs: bool,
+    /// Ports of this host.
+    pub ports: bool,
 }
 
 /// Where a bundle has the root file system that is its own.
@@ -272,7 +274,7 @@ mod tests {
     fn what_is_not_here_or_would_run_here_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().display().to_string();
-        let none = Terms { hooks: false, rootfs: false };
+        let none = Terms { hooks: false, rootfs: false, ports: false };
         let with = |text: String| make(&dir.path().join("bundles"), "one", &text, none, "7");
         let error = with(r#"{"root":{"path":"/not/here"}}"#.to_owned()).unwrap_err();
         assert!(error.to_string().contains("is not here"), "{error}");
@@ -299,7 +301,7 @@ mod tests {
         let root = dir.path().display().to_string();
         let made = |rest: &str| {
             let text = format!(r#"{{"root":{{"path":"{root}"}},{rest}}}"#);
-            let terms = Terms { hooks: false, rootfs: false };
+            let terms = Terms { hooks: false, rootfs: false, ports: false };
             make(&dir.path().join("bundles"), "one", &text, terms, "7")
                 .map_err(|error| error.to_string())
         };
@@ -352,7 +354,7 @@ mod tests {
         let bundles = dir.path().join("bundles");
         let make = |id: &str, root: &Path, rootfs: bool| {
             let config = format!(r#"{{"root":{{"path":"{}"}}}}"#, root.display());
-            make(&bundles, id, &config, Terms { hooks: false, rootfs }, "7")
+            make(&bundles, id, &config, Terms { hooks: false, rootfs, ports: false }, "7")
         };
         let root = own_root(&make("one", Path::new("/not/here"), true).unwrap());
         leave(&bundles.join("one"));
@@ -371,7 +373,7 @@ mod tests {
         let (bundles, data) = (dir.path().join("bundles"), dir.path().join("data"));
         fs::create_dir(&data).unwrap();
         fs::write(data.join("precious"), "").unwrap();
-        let terms = Terms { hooks: false, rootfs: true };
+        let terms = Terms { hooks: false, rootfs: true, ports: false };
         let text = r#"{"root":{"path":"/not/here"}}"#;
         let made = || make(&bundles, "one", text, terms, "7").unwrap();
         let place = own_root(&made()).join("data");
@@ -389,7 +391,7 @@ mod tests {
     fn what_has_come_and_not_moved_on_is_set_aside() {
         let dir = tempfile::tempdir().unwrap();
         let again = || {
-            let terms = Terms { hooks: false, rootfs: true };
+            let terms = Terms { hooks: false, rootfs: true, ports: false };
             make(dir.path(), "one", r#"{"root":{"path":"/not/here"}}"#, terms, "7").unwrap()
         };
         let precious = own_root(&again()).join("precious");
@@ -412,7 +414,7 @@ mod tests {
     fn what_has_come_stays_if_the_next_one_does_not() {
         let dir = tempfile::tempdir().unwrap();
         let bundles = dir.path().join("bundles");
-        let terms = Terms { hooks: false, rootfs: true };
+        let terms = Terms { hooks: false, rootfs: true, ports: false };
         let text = r#"{"root":{"path":"/not/here"}}"#;
         let precious = own_root(&make(&bundles, "one", text, terms, "7").unwrap()).join("precious");
         fs::write(&precious, "").unwrap();

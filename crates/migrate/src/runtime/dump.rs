@@ -14,13 +14,12 @@ use crate::error::Result;
 use crate::record::new_id;
 
 /// What comes along as it is: it is about the container alone, or numbers and words that Podman checks.
-const PLAIN: [&str; 55] = [
+const PLAIN: [&str; 52] = [
     "CreateCommand",
     "MountLabel",
     "NOShmShare",
     "NoShm",
     "ProcessLabel",
-    "RawImageName",
     "UseImageHosts",
     "UseImageResolvConf",
     "addCurrentUserPasswdEntry",
@@ -40,14 +39,12 @@ const PLAIN: [&str; 55] = [
     "hostsAdd",
     "id",
     "labelopts",
-    "labels",
     "lockID",
     "logDriver",
     "logSize",
     "logTag",
     "name",
     "networkMode",
-    "newPortMappings",
     "noCgroups",
     "passwd",
     "passwd_entry",
@@ -72,14 +69,20 @@ const PLAIN: [&str; 55] = [
     "volatile",
 ];
 /// What is looked into.
-const JUDGED: [&str; 6] = [
+const JUDGED: [&str; 9] = [
+    "RawImageName",
     "cgroupManager",
     "cgroupParent",
     "cgroupsMode",
     "idMappingsOptions",
+    "labels",
     "namedVolumes",
     "newNetworks",
+    "newPortMappings",
 ];
+/// Labels by which `podman auto-update` fetches another image for a container, and then restarts a unit of this host.
+const UPDATES: [&str; 3] =
+    ["PODMAN_SYSTEMD_UNIT", "io.containers.autoupdate", "io.containers.autoupdate.authfile"];
 /// What does not come along: programs and paths of the other host, and a configuration that Podman does not read here.
 const STRANGE: [&str; 10] = [
     "ShmDir",
@@ -128,6 +131,15 @@ pub(super) fn adapt(config: &mut Value, id: &str, said: &Description, ways: &Way
     }
     volumes(&config["namedVolumes"], &said.volumes)?;
     networks(&config["newNetworks"], &said.networks)?;
+    if said.ports.is_empty() && !is_empty(&config["newPortMappings"]) {
+        return Err(wrong("it publishes ports, and none were described".to_owned()));
+    }
+    if !is_empty(&config["RawImageName"]) {
+        config["RawImageName"] = said.image.as_str().into();
+    }
+    if let Some(labels) = config.get_mut("labels").and_then(Value::as_object_mut) {
+        labels.retain(|name, _| !UPDATES.contains(&name.as_str()));
+    }
     id_maps(&config["idMappingsOptions"])?;
     let process = &said.spec["process"];
     users(config, &process["user"]);

@@ -86,6 +86,16 @@ struct HostConfig {
     ipc_mode: String,
     #[serde(default)]
     pid_mode: String,
+    /// By port of the container, where it is published.
+    #[serde(default)]
+    port_bindings: Option<BTreeMap<String, Option<Vec<PortBinding>>>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct PortBinding {
+    #[serde(default)]
+    host_port: String,
 }
 
 impl Inspected {
@@ -119,6 +129,12 @@ impl Inspected {
         None
     }
 
+    /// The ports of this host that it publishes.
+    fn ports(&self) -> Vec<String> {
+        let bindings = self.host_config.port_bindings.iter().flat_map(BTreeMap::values);
+        bindings.flatten().flatten().map(|binding| binding.host_port.clone()).collect()
+    }
+
     /// The names of the volumes that Podman keeps for it.
     #[must_use]
     pub(super) fn volumes(&self) -> Vec<String> {
@@ -135,6 +151,9 @@ pub struct Description {
     pub(super) image_id: String,
     pub(super) networks: Vec<String>,
     pub(super) volumes: Vec<String>,
+    /// The ports of its host that it publishes.
+    #[serde(default)]
+    pub(super) ports: Vec<String>,
     /// Its configuration, as runc has it.
     pub(super) spec: Value,
 }
@@ -285,9 +304,9 @@ pub(super) fn describe(id: &str) -> Result<String> {
     let is_bridge = found.host_config.network_mode == "bridge";
     let networks = found.network_settings.networks.iter().filter(|_| is_bridge).flatten();
     let networks = networks.map(|(name, _)| name.clone()).collect();
-    let volumes = found.volumes();
+    let (volumes, ports) = (found.volumes(), found.ports());
     let (name, image, image_id) = (found.name, found.image_name, found.image);
-    let description = Description { name, image, image_id, networks, volumes, spec };
+    let description = Description { name, image, image_id, networks, volumes, ports, spec };
     serde_json::to_string(&description).map_err(|error| Error::refused(error.to_string()))
 }
 
@@ -317,10 +336,17 @@ pub(super) fn read(description: &str) -> Result<Description> {
 ///
 /// # Errors
 /// If the description is no container of Podman; if something has its name or the names of its volumes here, or its image or
-/// a network is not here; if the bundle is refused ([`bundle::judge`]); if Podman does not answer.
+/// a network is not here; if it publishes ports, and `terms` do not allow it; if the bundle is refused ([`bundle::judge`]); if
+/// Podman does not answer.
 pub(super) fn judge(container: &Container, description: &str, terms: Terms) -> Result<()> {
-    let Description { name, image, image_id, networks, volumes, spec } = read(description)?;
+    let Description { name, image, image_id, networks, volumes, ports, spec } = read(description)?;
     bundle::judge(&spec, &name, terms)?;
+    if !ports.is_empty() && !terms.ports {
+        return Err(Error::refused_with(
+            format!("container {name} publishes ports of its host: {}", ports.join(", ")),
+            "torpor agent --allow-ports",
+        ));
+    }
     if terms.rootfs {
         return Err(Error::Protocol(format!("the root file system of container {name} of Podman")));
     }
@@ -529,6 +555,28 @@ mod tests {
         assert!(named("/ImageName", json!("")).0.contains("directory"));
         let mounts = json!([{ "Type": "bind" }, { "Type": "volume", "Name": "data" }]);
         assert_eq!(inspected(|said| said["Mounts"] = mounts).volumes(), ["data"]);
+    }
+
+    /// What this host itself has at such a port would not be reached any more.
+    #[test]
+    fn ports_of_this_host_are_asked_for() {
+        let bindings = json!({
+            "6379/tcp": [{ "HostIp": "", "HostPort": "16379" }, { "HostIp": "::1", "HostPort": "22" }],
+            "80/tcp": null,
+        });
+        let ports = inspected(|said| said["HostConfig"]["PortBindings"] = bindings).ports();
+        assert_eq!(ports, ["16379", "22"]);
+        assert!(inspected(|_| {}).ports().is_empty());
+        let description = json!({
+            "name": "web", "image": "a", "image_id": "b2", "networks": [], "volumes": [],
+            "ports": ports, "spec": {},
+        });
+        let (runtime, id) = (Runtime::Podman, "a1".to_owned());
+        let container = Container { runtime, id, root: None };
+        let terms = Terms { hooks: false, rootfs: false, ports: false };
+        let error = judge(&container, &description.to_string(), terms).unwrap_err();
+        assert!(error.to_string().contains("ports of its host: 16379, 22"), "{error}");
+        assert_eq!(error.hint(), Some("torpor agent --allow-ports"));
     }
 
     #[test]
