@@ -511,8 +511,7 @@ fn status(agent: Peer, json: bool) -> Result<()> {
     }
     println!("{:26} {:10} {:>8}  {:20} FROM", "MIGRATION", "PHASE", "PID", "WHAT");
     for it in all {
-        let pid = it.pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
-        println!("{:26} {:10} {pid:>8}  {:20} {}", it.id, it.phase.name(), it.subject, it.peer);
+        println!("{}", it.text());
     }
     Ok(())
 }

@@ -22,6 +22,8 @@ use crate::work::WorkDir;
 
 /// No container has more volumes that come along.
 const MAX_VOLUMES: usize = 256;
+/// Names of hosts are no longer (uname(2)).
+const MAX_NAME: usize = 64;
 
 /// Whether something may come, as far as it can be told from what announces it.
 ///
@@ -103,7 +105,7 @@ impl<'a> Reservation<'a> {
             epoch: 0,
             phase: Phase::Preparing,
             subject: begin.subject.to_string(),
-            peer: begin.host.name.clone(),
+            peer: begin.host.name.chars().take(MAX_NAME).collect(),
             boot: host::boot(),
             pids: here.pids,
             owner: Some(Task::this()?),

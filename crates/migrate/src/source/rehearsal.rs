@@ -30,7 +30,7 @@ use crate::report::{megabytes, millis};
 use crate::runtime::{self, Call};
 use crate::shape::Shape;
 use crate::task;
-use crate::wire::message::Begin;
+use crate::wire::message::{Begin, printable};
 use crate::work::WorkDir;
 
 /// How long the link is measured.
@@ -299,8 +299,12 @@ impl Rehearsal {
     /// For people.
     #[must_use]
     pub(crate) fn text(&self) -> String {
-        let mut lines: Vec<String> =
-            self.refused.iter().map(|why| format!("Refused: {why}")).collect();
+        // A list has a line for each, which begins with two spaces. All else may be a word of the other host's.
+        let told = |why: &String| {
+            let parts: Vec<String> = why.split("\n  ").map(printable).collect();
+            format!("Refused: {}", parts.join("\n  "))
+        };
+        let mut lines: Vec<String> = self.refused.iter().map(told).collect();
         if self.refused.is_empty() {
             lines.push("Nothing keeps it here.".to_owned());
         }
@@ -326,5 +330,18 @@ impl Rehearsal {
             ));
         }
         lines.join("\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It may be the words of another host.
+    #[test]
+    fn a_terminal_does_nothing_by_what_keeps_it_here() {
+        let refused = vec!["two:\n  one\x1b[2J\n  other\n".to_owned()];
+        let text = Rehearsal { refused, ..Rehearsal::default() }.text();
+        assert_eq!(text, "Refused: two:\n  one\u{fffd}[2J\n  other\u{fffd}");
     }
 }

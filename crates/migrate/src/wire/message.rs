@@ -239,6 +239,22 @@ pub(crate) struct Summary {
     pub pid: Option<i32>,
 }
 
+impl Summary {
+    /// For people: a row of a table.
+    #[must_use]
+    pub(crate) fn text(&self) -> String {
+        let pid = self.pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
+        let [id, subject, peer] = [&self.id, &self.subject, &self.peer].map(|it| printable(it));
+        format!("{id:26} {:10} {pid:>8}  {subject:20} {peer}", self.phase.name())
+    }
+}
+
+/// What another host says, without what a terminal would do something by.
+#[must_use]
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().map(|it| if it.is_control() { char::REPLACEMENT_CHARACTER } else { it }).collect()
+}
+
 /// Whether `name` is one that the images of a dump can have. runc leaves one of its own, and so does Podman.
 #[must_use]
 pub(crate) fn is_image(name: &str) -> bool {
@@ -259,6 +275,15 @@ pub(crate) fn is_archive(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// They are the words of another host.
+    #[test]
+    fn a_terminal_does_nothing_by_names() {
+        let text = "a\x1b[2J\nb\u{9b}".to_owned();
+        let (id, peer, phase) = (text.clone(), text.clone(), Phase::Moved);
+        let row = Summary { id, subject: text, peer, phase, pid: Some(7) }.text();
+        assert!(!row.contains(char::is_control) && row.contains("\u{fffd}[2J"), "{row}");
+    }
 
     #[test]
     fn names_lead_nowhere_else() {
