@@ -15,8 +15,6 @@ use crate::{INVENTORY, Memory, PARENT_LINK, Shelf, Store};
 const IMAGES: &str = "checkpoint";
 /// More files than the largest tree has images.
 const MAX_FILES: usize = 1 << 20;
-/// How many bytes of files an archive may unpack to.
-const MAX_BYTES: u64 = 1 << 40;
 /// The first bytes of what gzip and zstd make (RFC 1952, RFC 8878).
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
@@ -39,7 +37,7 @@ impl Archive {
     ///
     /// # Errors
     /// If the file cannot be read; [`io::ErrorKind::InvalidData`] if it holds no images, a file twice,
-    /// or more than any checkpoint has.
+    /// more files than any checkpoint has, or more bytes than there is memory for.
     pub fn open(path: impl AsRef<Path>) -> io::Result<Self> {
         let path = path.as_ref();
         let files = Shelf::new().place("archive")?;
@@ -55,7 +53,7 @@ impl Archive {
         } else {
             Box::new(file)
         };
-        unpack(plain, &files, MAX_BYTES)?;
+        unpack(plain, &files, spare_memory()?)?;
         if !files.exists(INVENTORY)? {
             return Err(invalid("it holds no checkpoint: there is no inventory.img"));
         }
@@ -87,6 +85,17 @@ impl Archive {
         }
         written
     }
+}
+
+/// How many bytes this host has room for: an archive of a few can unpack to as many as it likes. What is swapped out takes none.
+fn spare_memory() -> io::Result<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    let kib = |name: &str| -> Option<u64> {
+        let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
+        rest.split_whitespace().next()?.parse().ok()
+    };
+    let known = kib("MemAvailable:").ok_or_else(|| invalid("/proc/meminfo says nothing of use"))?;
+    Ok((known + kib("SwapFree:").unwrap_or(0)).saturating_mul(1024))
 }
 
 fn read_up_to(from: &mut impl Read, to: &mut [u8]) -> io::Result<usize> {
@@ -154,8 +163,13 @@ pub(crate) fn unpack(from: impl Read, to: &Memory, max: u64) -> io::Result<()> {
         let Some(name) = image_name(&path) else { continue };
         files += 1;
         bytes += entry.size();
-        if files > MAX_FILES || bytes > max {
-            return Err(invalid("it holds more than a checkpoint may have"));
+        if files > MAX_FILES {
+            return Err(invalid("it holds more files than a checkpoint may have"));
+        }
+        if bytes > max {
+            return Err(invalid(format!(
+                "it holds more than {max} bytes, which there is room for"
+            )));
         }
         match entry.header().entry_type() {
             EntryType::Regular => {
@@ -349,6 +363,26 @@ mod tests {
         assert_eq!(open(&gzip.finish().unwrap()).unwrap().names().unwrap(), [INVENTORY]);
         let packed = zstd::encode_all(bytes.as_slice(), 1).unwrap();
         assert_eq!(open(&packed).unwrap().names().unwrap(), [INVENTORY]);
+    }
+
+    /// Before it is read: what is packed well is that much by a few bytes.
+    #[test]
+    fn what_there_is_no_memory_for_is_refused() {
+        for sizes in [&[2 * spare_memory().unwrap()][..], &[1, 1 << 62]] {
+            let mut bytes = vec![];
+            for (number, size) in sizes.iter().enumerate() {
+                let mut header = Header::new_gnu();
+                header.set_path(format!("checkpoint/pages-{number}.img")).unwrap();
+                header.set_entry_type(EntryType::Regular);
+                header.set_size(*size);
+                header.set_cksum();
+                bytes.extend(header.as_bytes());
+                bytes.extend([0; 512]);
+            }
+            let error = open(&bytes).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+            assert!(error.to_string().contains("which there is room for"), "{error}");
+        }
     }
 
     #[test]
