@@ -197,18 +197,19 @@ fn a_job_of_a_runtime_is_killed_before_its_agent() {
     container.goes_on();
 }
 
-/// Its engine decides where the tasks run: it ends them, or has let them go. Nobody takes them for running before.
+/// Its engine decides where the tasks run: it ends them, or has let them go. Nobody takes them for running before. If the engine
+/// is killed then, the runtime gives them up.
 #[test]
 fn a_runtime_that_is_killed_decides_nothing() {
-    for (point, end, has_moved) in
-        [("network-unlock", "false", false), ("post-resume", "true", true)]
-    {
+    let runtime = "read -r _ _ _ runtime _ </proc/$PPID/stat; kill -9 $runtime; sleep 1";
+    for (point, kill, end, has_moved) in [
+        ("network-unlock", runtime, "false", false),
+        ("post-resume", runtime, "true", true),
+        ("post-resume", "kill -9 $PPID", "true", false),
+    ] {
         let container = Container::start(|_| {});
         let (here, mut there) = (Host::new(), Host::new());
-        let script = format!(
-            "test $CRTOOLS_SCRIPT_ACTION != {point} || \
-             {{ read -r _ _ _ runtime _ </proc/$PPID/stat; kill -9 $runtime; sleep 1; {end}; }}"
-        );
+        let script = format!("test $CRTOOLS_SCRIPT_ACTION != {point} || {{ {kill}; {end}; }}");
         for word in ["--action-script", &script] {
             there.options.push(format!("--restore-option={word}"));
         }

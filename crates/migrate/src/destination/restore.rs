@@ -16,7 +16,7 @@ use super::director::Director;
 use crate::engine::{self, POST_RESTORE, POST_RESUME, SELF, repeat};
 use crate::error::{Context, Error, Result};
 use crate::host::pid_namespace;
-use crate::runtime::{self, Base, Container};
+use crate::runtime::{self, Base, Container, KNOWN};
 use crate::task::{self, Task};
 use crate::wire::message::Subject;
 
@@ -43,7 +43,11 @@ impl Beginning<'_> {
     /// Where a file is left behind. Tasks that lack pages may still be ended, and go on at the source then: their pager leaves
     /// the file.
     fn marks(&self) -> &'static [&'static str] {
-        if self.is_lazy { &[] } else { &[POST_RESUME] }
+        match (self.is_lazy, self.container) {
+            (true, _) => &[],
+            (false, None) => &[POST_RESUME],
+            (false, Some(_)) => &[POST_RESUME, KNOWN],
+        }
     }
 }
 

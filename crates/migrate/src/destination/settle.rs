@@ -10,9 +10,10 @@ use crate::error::{Error, Result};
 use crate::host::{boot, pid_namespace};
 use crate::origin::Origin;
 use crate::record::{Ledger, Phase, Record, Side, all, look};
+use crate::runtime::{self, KNOWN};
 use crate::task::Task;
 use crate::wire::message::Reply;
-use crate::{runtime, work};
+use crate::work;
 
 /// How long whoever works on a migration may take to notice that its source asks.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -80,6 +81,7 @@ fn running(record: &Record) -> Result<Option<i32>> {
     }
     let Some(root) = record.tasks.first() else { return Ok(None) };
     let has_come = match record.work.as_ref().filter(|dir| dir.exists()) {
+        Some(dir) if is_given_up(record, dir) => false,
         Some(dir) if dir.join(POST_RESUME).exists() => true,
         // Nobody brings what they lack any more.
         Some(_) if record.is_lazy => false,
@@ -90,6 +92,14 @@ fn running(record: &Record) -> Result<Option<i32>> {
         record.tasks.iter().for_each(Task::end_tree);
     }
     Ok(has_come.then_some(root.pid))
+}
+
+/// Whether the runtime of a container has let its tasks run, failed at the rest, and removed what it knew of it: it has ended them, or
+/// nobody could end them any more. The source has all of it until it is told that they run. Of tasks that get their pages
+/// then it is not: whoever brings the last one leaves the file.
+fn is_given_up(record: &Record, dir: &Path) -> bool {
+    let container = record.container.as_ref().filter(|_| !record.is_lazy);
+    container.is_some_and(|it| !dir.join(KNOWN).exists() && matches!(it.state(), Ok(None)))
 }
 
 /// What has become of a migration. One that has not come to its decision never will. `agent` is the number of this one. A host
@@ -244,6 +254,29 @@ mod tests {
         assert_eq!(child.wait().unwrap().signal(), Some(9));
     }
 
+    /// Its engine was killed when the tasks ran, and it does not know the container any more.
+    #[test]
+    fn what_a_runtime_has_given_up_has_not_come() {
+        for (marks, has_come) in [(&[POST_RESUME][..], false), (&[POST_RESUME, KNOWN], true)] {
+            let dir = tempfile::tempdir().unwrap();
+            let mut root = Command::new("sleep").arg("1000").spawn().unwrap();
+            let tasks = vec![Task::find(root.id().cast_signed()).unwrap()];
+            marks.iter().for_each(|mark| fs::write(dir.path().join(mark), "").unwrap());
+            let (runtime, id) = (Runtime::Runc, "web".to_owned());
+            let container = Some(Container { runtime, id, root: Some(dir.path().join("runc")) });
+            let (pids, work) = (pid_namespace("self").unwrap(), Some(dir.path().to_owned()));
+            let record =
+                Record { phase: Phase::Deciding, pids, tasks, container, work, ..record() };
+            let mut ledger = Ledger::create(dir.path(), Side::Destination, record).unwrap();
+            let decided = decide(&mut ledger).unwrap();
+            assert_eq!(decided.is_some(), has_come);
+            let has_ended = root.try_wait().unwrap().is_some();
+            root.kill().unwrap();
+            root.wait().unwrap();
+            assert_eq!(has_ended, !has_come, "nobody could end it any more");
+        }
+    }
+
     /// The files of a container, and a volume of it, that is to come with a migration which this is the record of.
     fn half_come(dir: &Path, record: Record) -> (AgentSettings, [PathBuf; 2]) {
         let at = |name: &str| dir.join(name);
@@ -291,7 +324,8 @@ mod tests {
                 fs::create_dir_all(&work).unwrap();
             }
             let pids = pid_namespace("self").unwrap();
-            let record = Record { phase, boot: boot.to_owned(), pids, work: Some(work), ..record() };
+            let record =
+                Record { phase, boot: boot.to_owned(), pids, work: Some(work), ..record() };
             let id = record.id.clone();
             let (settings, files) = half_come(dir.path(), record);
             leftovers(&settings);
