@@ -1,5 +1,6 @@
 //! Volumes of containers that come along: directories of this host, below those that its agent allows.
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -8,6 +9,8 @@ use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, openat, openat2, unlinkat};
 use rustix::io::Errno;
+use torpor_kernel::mountinfo::{self, Mount};
+use torpor_kernel::proc;
 use torpor_kernel::tree::{self, Id};
 
 use super::AgentSettings;
@@ -30,7 +33,40 @@ pub(super) fn judge(path: &Path, allowed: &[PathBuf]) -> Result<()> {
         .context(|| path.display().to_string())?
         .next()
         .is_none();
-    if is_empty { Ok(()) } else { Err(taken(path)) }
+    if is_empty { judge_empty(path) } else { Err(taken(path)) }
+}
+
+/// Whether the empty directory at `path` can be made anew. A container of this host may have it as its volume, and write there
+/// later: it would have one then that has no name.
+fn judge_empty(path: &Path) -> Result<()> {
+    match is_mounted(path) {
+        false => Ok(()),
+        true => Err(Error::refused_with(
+            format!(
+                "volume {} cannot come: its directory is mounted somewhere here",
+                path.display()
+            ),
+            "there: end the container that has it, or move that first",
+        )),
+    }
+}
+
+/// Whether a process of this host has a directory mounted.
+fn is_mounted(path: &Path) -> bool {
+    let Ok(path) = path.canonicalize() else { return false };
+    let mounts = |pid: i32| mountinfo::of(pid).unwrap_or_default();
+    let own = mounts(std::process::id().cast_signed());
+    let above = own.iter().filter(|mount| path.starts_with(&mount.mountpoint));
+    let Some(mount) = above.max_by_key(|mount| mount.mountpoint.components().count()) else {
+        return false;
+    };
+    let rest = path.strip_prefix(&mount.mountpoint).unwrap_or(Path::new(""));
+    let root = mount.root.join(rest);
+    let is_it = |it: &Mount| it.dev == mount.dev && it.root == root && !it.deleted;
+    let mut seen = HashSet::new();
+    let space = |pid: i32| std::fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
+    let others = proc::processes().filter(|&pid| seen.insert(space(pid)));
+    others.map(mounts).any(|mounts| mounts.iter().any(is_it))
 }
 
 /// Whether a volume may come to `path` from whoever has begun a migration: what has come from another host keeps to itself what
@@ -70,6 +106,7 @@ pub(super) fn judge_former(path: &Path, origin: &Origin, records: &[Record]) -> 
 /// As [`judge`]; if somebody else has exchanged it before it was open.
 pub(super) fn make(path: &Path, allowed: &[PathBuf]) -> Result<File> {
     let (parent, name) = parent(path, allowed)?;
+    judge_empty(path)?;
     // What is empty is made anew: so nothing that was here is ever taken for something that came.
     match unlinkat(&parent, name, AtFlags::REMOVEDIR) {
         Ok(()) | Err(Errno::NOENT) => {}
@@ -218,6 +255,26 @@ mod tests {
         remove(&at("allowed/new"), new, &allowed);
         remove(&at("other"), other, &allowed);
         assert!(!at("allowed/new").exists() && at("other").exists());
+    }
+
+    /// It is empty for now, and a container of this host will write there.
+    #[test]
+    fn an_empty_directory_that_is_mounted_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let [own, other] = ["allowed/own", "other"].map(|name| dir.path().join(name));
+        [&own, &other].into_iter().for_each(|dir| fs::create_dir_all(dir).unwrap());
+        let allowed = [dir.path().join("allowed")];
+        rustix::mount::mount_bind(&own, &other).unwrap();
+        let judged = [judge(&own, &allowed), make(&own, &allowed).map(drop)];
+        let is_same = own.metadata().unwrap().ino() == other.metadata().unwrap().ino();
+        rustix::mount::unmount(&other, rustix::mount::UnmountFlags::DETACH).unwrap();
+        for judged in judged {
+            let error = judged.unwrap_err().to_string();
+            assert!(error.contains("is mounted somewhere here"), "{error}");
+        }
+        assert!(is_same);
+        judge(&own, &allowed).unwrap();
+        make(&own, &allowed).unwrap();
     }
 
     /// A program that is laid among the files of a container runs in that.
