@@ -120,6 +120,9 @@ pub(crate) struct Record {
     pub pids: u64,
     /// The process that works on it here, or did.
     pub owner: Option<Task>,
+    /// The process that looks on at the source, and may have the job that holds the tasks.
+    #[serde(default)]
+    pub watch: Option<Task>,
     /// The engine's process at the destination that makes the tasks, or did.
     pub worker: Option<Task>,
     /// The tasks here, the root first: those that are stopped at the source, those that are let go at
@@ -128,6 +131,10 @@ pub(crate) struct Record {
     /// Those of them, by process id, that were stopped before: they stay so at the source.
     #[serde(default)]
     pub stopped: Vec<i32>,
+    /// Whether they may be stopped at the source for the decision: whoever finds that lets them go on when it is known that they
+    /// stay.
+    #[serde(default)]
+    pub is_held: bool,
     /// The container that they are, if a runtime knows one.
     #[serde(default)]
     pub container: Option<Container>,
@@ -219,10 +226,10 @@ impl Ledger {
         self.write()
     }
 
-    /// Goes on to what is decided. If that cannot be written, it counts all the same: whoever finds the record as it was finds
+    /// Goes on to what is decided, and done: tasks that stay go on. If that cannot be written, it counts all the same: whoever finds the record as it was finds
     /// out the same by it, and tasks that wait for a disk would run nowhere.
     pub(crate) fn conclude(&mut self, phase: Phase) {
-        if let Err(error) = self.advance(phase, |_| {}) {
+        if let Err(error) = self.advance(phase, |record| record.is_held = false) {
             tracing::warn!("it is {}, and that is not written down: {error}", phase.name());
         }
     }
@@ -393,9 +400,11 @@ pub(crate) mod tests {
             boot: crate::host::boot(),
             pids: 1,
             owner: None,
+            watch: None,
             worker: None,
             tasks: Vec::new(),
             stopped: Vec::new(),
+            is_held: false,
             container: None,
             bundle: None,
             work: None,

@@ -238,6 +238,7 @@ impl Source<'_> {
             self.ledger.advance(Phase::Deciding, |record| {
                 record.tasks.clone_from(&tasks);
                 record.stopped = stopped;
+                record.is_held = true;
             })
         });
         if let Err(error) = written {

@@ -356,7 +356,9 @@ impl<'a> Source<'a> {
             boot: host::boot(),
             pids: here.pids,
             owner: Some(Task::this()?),
+            watch: None,
             worker: None,
+            is_held: false,
             tasks: vec![root],
             container: plan.container.clone(),
             bundle: running.map(|container| container.bundle),
@@ -372,7 +374,10 @@ impl<'a> Source<'a> {
         let mut stays = |_: &Error| ledger.conclude(Phase::Stayed);
         let work = WorkDir::create(work_dir).inspect_err(&mut stays)?;
         let watch = Watch::start(&plan.state_dir, &id, plan.patience, &plan.key_files);
-        let watch = Some(watch.inspect_err(&mut stays)?);
+        let watch = watch.inspect_err(&mut stays)?;
+        let task = watch.task;
+        ledger.advance(Phase::Preparing, |record| record.watch = task)?;
+        let watch = Some(watch);
         Ok(Self {
             plan,
             id,

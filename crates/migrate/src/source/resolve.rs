@@ -21,6 +21,7 @@ use crate::engine::{SELF, wait_readable};
 use crate::error::{Context, Error, Result};
 use crate::host::boot;
 use crate::record::{Ledger, Phase, Side, look};
+use crate::task::Task;
 use crate::wire::Peer;
 use crate::wire::frame::BEATS;
 use crate::work;
@@ -55,6 +56,8 @@ enum Word {
 /// A process that looks on, and brings a migration to its end if this one is killed or hangs.
 #[derive(Debug)]
 pub(super) struct Watch {
+    /// Its process, if that has not ended yet.
+    pub task: Option<Task>,
     channel: Arc<Channel>,
     _alive: Sender<()>,
 }
@@ -71,7 +74,7 @@ impl Watch {
         key_files: &[String],
     ) -> Result<Self> {
         let (ours, theirs) = Channel::pair().context(|| "socketpair".to_owned())?;
-        Command::new(SELF)
+        let pid = Command::new(SELF)
             .args(["migrate", "--watch", id, "--patience", &patience.to_string(), "--state-dir"])
             .arg(state_dir)
             .args(key_files)
@@ -80,7 +83,8 @@ impl Watch {
             .stderr(Stdio::null())
             .process_group(0)
             .spawn()
-            .context(|| "start a process that looks on".to_owned())?;
+            .context(|| "start a process that looks on".to_owned())?
+            .id();
         let channel = Arc::new(ours);
         let (beats, each) = (Arc::clone(&channel), interval(patience));
         let (alive, ended) = mpsc::channel::<()>();
@@ -89,7 +93,7 @@ impl Watch {
                 && beats.send(&Word::Beat, &[]).is_ok()
             {}
         });
-        Ok(Self { channel, _alive: alive })
+        Ok(Self { task: Task::find(pid.cast_signed()).ok(), channel, _alive: alive })
     }
 
     /// The destination is about to be told to go, and from now on this process may hang.
@@ -236,7 +240,13 @@ fn settle(
             kill(ledger, job.take());
             return Ok("it has moved");
         }
-        Phase::Stayed => return Ok("it has stayed here"),
+        Phase::Stayed => {
+            // Whoever wrote that was killed before they went on.
+            if record.is_held && record.boot == boot() {
+                let_go(ledger, job);
+            }
+            return Ok("it has stayed here");
+        }
         Phase::Deciding => {}
     }
     let was_here = record.boot == boot();
@@ -255,19 +265,30 @@ fn settle(
             Ok("it has moved")
         }
         Verdict::Here => {
-            match keep_here {
+            if keep_here {
                 // Nobody but the record knows it then.
-                true => ledger.advance(Phase::Stayed, |_| {})?,
-                false => ledger.conclude(Phase::Stayed),
+                ledger.advance(Phase::Stayed, |_| {})?;
             }
             if !was_here {
+                ledger.conclude(Phase::Stayed);
                 return Ok("it has not moved, and has ended when this host was restarted");
             }
-            answer(job.take(), false, PATIENCE);
-            go_on(ledger);
+            let_go(ledger, job);
             Ok("it goes on here")
         }
     }
+}
+
+/// Lets the tasks go on, and writes that down. The job that holds them may be in the hands of the process that looks on, which
+/// nobody needs any more: a job that has lost all of those who could give it an answer lets them go.
+fn let_go(ledger: &mut Ledger, job: &mut Option<Heir>) {
+    let watch = ledger.record().watch.filter(|watch| Task::this().ok().as_ref() != Some(watch));
+    match job.take() {
+        None => watch.iter().for_each(Task::end),
+        job => answer(job, false, PATIENCE),
+    }
+    go_on(ledger);
+    ledger.conclude(Phase::Stayed);
 }
 
 fn take_over(state_dir: &Path, id: &str) -> Result<Ledger> {

@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use super::held::Held;
-use super::support::{descendant, judge, pids_of, wait_until};
+use super::support::{descendant, judge, pids_of, state_of, wait_until};
 
 /// An agent is gone before its tasks have their pages: the user is told for how long another one is waited for, and what to
 /// do. The next agent says that they have stayed.
@@ -230,6 +230,45 @@ fn a_lost_destination_is_not_waited_for() {
     wait_until("nobody looks on any more", || {
         pids_of(&["--watch", "one", state.to_str().unwrap()]).is_empty()
     });
+}
+
+/// The process that looks on holds the tasks, and hangs: whoever knows better does not wait for it.
+#[test]
+fn who_looks_on_and_hangs_holds_nothing() {
+    let mut held = Held::start("pre-copy", "pre-resume", "false");
+    wait_until("it is written down", || held.here.phases("source") == ["deciding"]);
+    let state = held.here.path("state");
+    let watches = || pids_of(&["--watch", "one", state.to_str().unwrap()]);
+    kill_process(watches()[0], Signal::STOP).unwrap();
+    held.migration.kill().unwrap();
+    held.migration.wait().unwrap();
+    held.there.stop_agent();
+    held.release();
+    assert_eq!(held.resolve(&["--keep-here"]), "it goes on here");
+    held.counter.goes_on();
+    wait_until("it has ended", || watches().is_empty());
+}
+
+/// Who has decided that they stay was killed before they went on: whoever asks next lets them.
+#[test]
+fn what_stays_and_is_still_stopped_goes_on() {
+    let mut held = Held::start("pre-copy", "pre-resume", "false");
+    held.abandon();
+    held.there.stop_agent();
+    held.release();
+    wait_until("the restore has ended", || held.counter.running().len() == 1);
+    let path = held.here.path("state/source/one.json");
+    let record = fs::read_to_string(&path).unwrap();
+    let stayed = record.replace("\"deciding\"", "\"stayed\"");
+    assert_ne!(record, stayed);
+    fs::write(&path, stayed).unwrap();
+    assert_eq!(held.resolve(&[]), "it has stayed here");
+    held.counter.goes_on();
+    // Nobody else is told to go on by whoever asks once more.
+    let pid = Pid::from_raw(held.counter.pid).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    assert_eq!(held.resolve(&[]), "it has stayed here");
+    wait_until("it is stopped", || state_of(held.counter.pid) == Some('T'));
 }
 
 /// Only the user can know that the other host is lost for good.
