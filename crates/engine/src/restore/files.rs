@@ -2,11 +2,14 @@
 //!
 //! Here is the table of kinds: who reads which images, opens what, and connects when.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use torpor_policy::{FileKind, MemoryFile, MemoryInode, OpenFile, Terminal};
+use torpor_policy::{
+    Capabilities, FileKind, MemoryFile, MemoryInode, OpenFile, TableNumber, Terminal,
+};
 
+use super::image::TaskImage;
 use super::memory;
 use super::planned::FileParts;
 use super::process::Rights;
@@ -125,6 +128,21 @@ fn socket_owner(opener: &Opener<'_>) -> SocketOwner {
     SocketOwner::of(opener.tasks.first().map(|root| &root.image))
 }
 
+/// What the tasks may do together that have a file open; all of it, if the images do not say what one of them may do.
+fn capabilities_of_holders(opener: &Opener<'_>, file: u32) -> Capabilities {
+    let all = || opener.tasks.iter().map(|task| &task.image);
+    let holders = all().filter(|image| image.fds.iter().any(|fd| fd.file == file));
+    // Of those with the same table only the first has its descriptors.
+    let tables: HashSet<TableNumber> = holders.map(|image| image.sharing.table).collect();
+    let hold = all().filter(|image| !image.is_zombie() && tables.contains(&image.sharing.table));
+    let of_task = |image: &TaskImage| {
+        let least = image.rights().map_or(Capabilities(u64::MAX), |_| Capabilities::default());
+        let threads = image.credentials.iter().flatten();
+        threads.fold(least, |all, thread| all | thread.capabilities.held())
+    };
+    hold.map(of_task).fold(Capabilities::default(), |all, of| all | of)
+}
+
 /// The user of this host that the root task is.
 fn user_of_tree(opener: &Opener<'_>) -> Option<u32> {
     let (user, _) = opener.tasks.first()?.image.ids()?;
@@ -205,7 +223,10 @@ impl Table<'_> {
             }
             FileKind::Terminal(end) => kinds.terminals.open(cx, end),
             FileKind::Fanotify(group) => kinds.fanotify.open(group, user_of_tree(cx)),
-            FileKind::Netlink(socket) => netlink::open(cx.spaces, cx.id_maps, file.id, socket),
+            FileKind::Netlink(socket) => {
+                let opener = (socket_owner(cx), capabilities_of_holders(cx, file.id));
+                netlink::open(cx.spaces, cx.id_maps, opener, file.id, socket)
+            }
             FileKind::Namespace(file) => ns_file::open(cx.spaces, file),
             FileKind::Userfaultfd(faults) => kinds.userfaultfds.open(cx.tasks, faults),
             FileKind::IoUring(ring) => kinds.io_urings.open(cx.tasks, ring),

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::fs::OFlags;
-use torpor_policy::{SocketKind, SocketOptions};
+use torpor_policy::{Capabilities, SocketKind, SocketOptions};
 use torpor_sys::rights::FileRights;
 use torpor_sys::socket;
 
@@ -48,11 +48,13 @@ pub(crate) fn netns_of(spaces: &Namespaces, ns_id: Option<u32>) -> u32 {
 
 /// Makes a socket in a network namespace of the images.
 pub(super) fn create(spaces: &Namespaces, socket: &SocketKind) -> Result<OwnedFd> {
+    spaces.in_netns(netns_of(spaces, socket.network()), || create_here(socket))
+}
+
+fn create_here(socket: &SocketKind) -> Result<OwnedFd> {
     let [domain, kind, protocol] = socket.arguments();
-    spaces.in_netns(netns_of(spaces, socket.network()), || {
-        socket::socket(domain, kind, protocol)
-            .context(|| format!("socket({domain}, {kind}, {protocol})"))
-    })
+    socket::socket(domain, kind, protocol)
+        .context(|| format!("socket({domain}, {kind}, {protocol})"))
 }
 
 /// Whose sockets are of which the images do not say it: the root task's user and group, by the tree's user namespace.
@@ -80,9 +82,38 @@ impl SocketOwner {
     /// Makes sockets that packet filters and routing rules count as this owner's: they look at who has called
     /// socket(2), not at whose the inode is by now. Without the right to be another, as whoever restores.
     pub(super) fn make<T>(self, id_maps: &IdMaps, make: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.make_with(id_maps, (vec![], u64::MAX), make)
+    }
+
+    /// Makes a socket with no more than these capabilities, which it keeps: the kernel asks sockets of netlink for the rights
+    /// that socket(2) was called with, whoever sends by them later.
+    pub(super) fn create_with(
+        self,
+        spaces: &Namespaces,
+        id_maps: &IdMaps,
+        capabilities: Capabilities,
+        socket: &SocketKind,
+    ) -> Result<OwnedFd> {
+        // To get there takes all of them.
+        spaces.in_netns(netns_of(spaces, socket.network()), || {
+            self.make_with(id_maps, (vec![], capabilities.0), || create_here(socket))
+        })
+    }
+
+    fn make_with<T>(
+        self,
+        id_maps: &IdMaps,
+        (further, capabilities): (Vec<u32>, u64),
+        make: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
         let user = self.user.and_then(|id| id_maps.uid_outside(id));
-        let groups = self.group.and_then(|id| id_maps.gid_outside(id)).map(|id| (id, vec![]));
-        let rights = FileRights { user, groups, capabilities: u64::MAX };
+        let group = self.group.and_then(|id| id_maps.gid_outside(id));
+        let own = || rustix::process::getegid().as_raw();
+        let groups = match group {
+            None if further.is_empty() => None,
+            group => Some((group.unwrap_or_else(own), further)),
+        };
+        let rights = FileRights { user, groups, capabilities };
         let _limited = match rights.limit() {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => None,
             limited => Some(limited.context(|| "make a socket in its owner's name".to_owned())?),

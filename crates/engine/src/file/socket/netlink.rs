@@ -10,10 +10,10 @@ use libc::{NETLINK_AUDIT, NETLINK_NETFILTER};
 use torpor_images::proto::{FdTypes, FileEntry, NetlinkSkEntry};
 use torpor_kernel::netlink;
 use torpor_kernel::sock_diag::NetlinkSocket;
-use torpor_policy::{Netlink, SocketSetup};
+use torpor_policy::{Capabilities, Netlink, SocketSetup};
 use torpor_sys::socket;
 
-use super::about::{Socket, create, restore_flags};
+use super::about::{Socket, SocketOwner, restore_flags};
 use super::around::Around;
 use super::options;
 use super::spaces::Lists;
@@ -118,17 +118,19 @@ fn is_receiver(text: &str, portid: u32) -> bool {
     text.lines().any(|line| number(line) == Some(portid))
 }
 
-/// Makes the socket.
+/// Makes the socket, with no more than these capabilities for good; it is the owner's unless the images say whose it is.
 ///
 /// # Errors
 /// If the socket cannot be made, bound or connected, or does not take an option or a group.
 pub(crate) fn open(
     spaces: &Namespaces,
     id_maps: &IdMaps,
+    (owner, capabilities): (SocketOwner, Capabilities),
     id: u32,
     (setup, netlink): &(SocketSetup, Netlink),
 ) -> Result<OwnedFd> {
-    let socket = create(spaces, &setup.kind)?;
+    let owner = owner.or_of(&setup.options);
+    let socket = owner.create_with(spaces, id_maps, capabilities, &setup.kind)?;
     let fd = socket.as_fd();
     let wanted = &setup.options;
     options::restore_more(fd, wanted)?;
