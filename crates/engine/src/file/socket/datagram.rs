@@ -24,6 +24,9 @@ use crate::namespace::Namespaces;
 
 /// More than any datagram has.
 const LARGEST: usize = 1 << 16;
+/// How many milliseconds a datagram may take to arrive, and all of a restore together.
+const ATTEMPTS: u32 = 500;
+const IN_ALL: u32 = 5000;
 
 /// Saves what waits in a socket, if it can come back.
 ///
@@ -93,7 +96,8 @@ fn peek(fd: BorrowedFd<'_>) -> std::io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
     looked
 }
 
-/// Puts datagrams into the queue of a socket that is bound, but not connected yet.
+/// Puts datagrams into the queue of a socket that is bound, but not connected yet. `waited` says for how long the restore
+/// has waited for datagrams that were late.
 ///
 /// # Errors
 /// If the socket cannot be freed of its device for a moment, or bound to it again. A datagram that cannot come back is no
@@ -103,6 +107,7 @@ pub(super) fn restore(
     fd: BorrowedFd<'_>,
     of: &InetSocket,
     messages: &[SocketMessage],
+    waited: &mut u32,
 ) -> Result<()> {
     let wanted = &of.options;
     options::raise_buffers(fd);
@@ -110,8 +115,7 @@ pub(super) fn restore(
     if wanted.device.is_some() {
         socket::set(fd, Opt::BINDTODEVICE, b"\0").context(|| "SO_BINDTODEVICE".to_owned())?;
     }
-    let local = Address::from(of.ends.local);
-    let put = messages.iter().take_while(|message| match put(spaces, fd, of, local, message) {
+    let put = messages.iter().take_while(|message| match put(spaces, fd, of, message, waited) {
         Ok(()) => true,
         Err(e) => {
             tracing::debug!("socket {}: {e}", of.file);
@@ -129,16 +133,16 @@ fn put(
     spaces: &Namespaces,
     fd: BorrowedFd<'_>,
     of: &InetSocket,
-    local: Address,
     message: &SocketMessage,
+    waited: &mut u32,
 ) -> Result<()> {
-    let Some((from, to)) = route(&message.address, local) else {
+    let Some((from, to)) = route(&message.address, of.ends.local.into()) else {
         return Err(bad_entry(of.file, "the sender of a datagram cannot be imitated"));
     };
     let before = occupied(fd)?;
     let datagram = Datagram { from, to, data: &message.data };
     spaces.in_netns(netns_of(spaces, of.kind.network()), || datagram.send())?;
-    await_arrival(fd, before, &datagram)
+    await_arrival(fd, before, &datagram, waited)
 }
 
 /// Where a datagram comes from and goes to.
@@ -165,13 +169,22 @@ fn occupied(fd: BorrowedFd<'_>) -> Result<u32> {
     Ok(u32::from_ne_bytes(memory))
 }
 
-/// Packets over the loopback device arrive at once, as a rule.
-fn await_arrival(fd: BorrowedFd<'_>, before: u32, datagram: &Datagram<'_>) -> Result<()> {
-    const ATTEMPTS: u32 = 500;
-    for _ in 0..ATTEMPTS {
+/// Packets over the loopback device arrive at once, as a rule. All sockets together are not waited for without end: images
+/// could have any number of them of which others get the datagrams.
+fn await_arrival(
+    fd: BorrowedFd<'_>,
+    before: u32,
+    datagram: &Datagram<'_>,
+    waited: &mut u32,
+) -> Result<()> {
+    for _ in 0..=ATTEMPTS {
         if occupied(fd)? > before {
             return Ok(());
         }
+        if *waited == IN_ALL {
+            break;
+        }
+        *waited += 1;
         std::thread::sleep(Duration::from_millis(1));
     }
     let error: std::io::Error = std::io::ErrorKind::TimedOut.into();
@@ -182,6 +195,18 @@ fn await_arrival(fd: BorrowedFd<'_>, before: u32, datagram: &Datagram<'_>) -> Re
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn datagrams_of_all_sockets_are_waited_for_together() {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let address = Address::unspecified(libc::AF_INET);
+        let datagram = Datagram { from: address, to: address, data: b"" };
+        let mut waited = IN_ALL - 3;
+        for _ in 0..2 {
+            await_arrival(socket.as_fd(), 0, &datagram, &mut waited).unwrap_err();
+            assert_eq!(waited, IN_ALL);
+        }
+    }
 
     #[test]
     fn datagrams_are_sent_to_where_the_socket_is() {

@@ -5,22 +5,17 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use libc::{IP_CHECKSUM, IP_NODEFRAG, IPV6_FREEBIND};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use torpor_images::ImageDir;
-use torpor_images::proto::{
-    FdTypes, FileEntry, InetSkEntry, IpOptsEntry, IpOptsRawEntry, SkShutdown, TcpOptsEntry,
-};
+use torpor_images::proto::{FdTypes, FileEntry, InetSkEntry, SkShutdown};
 use torpor_kernel::sock_diag as diag;
-use torpor_policy::{
-    Connection, IcmpFilter, InetEnds, InetOptions, InetSocket, ShutDown, SocketMessage, TcpOptions,
-    TcpStream,
-};
+use torpor_policy::{Connection, InetEnds, InetSocket, ShutDown, SocketMessage, TcpStream};
 use torpor_sys::socket::{self, Opt};
 
-use super::about::{Socket, SocketOwner, netns_of, restore_flags};
+use super::about::{Socket, SocketOwner, create, netns_of, restore_flags};
 use super::address::Address;
 use super::around::Around;
+use super::inet_options::{dump_ip, dump_tcp_options, freebind, restore_ip, restore_tcp_options};
 use super::queue;
 use super::repair::{Repaired, leave_repair};
 use super::spaces::Lists;
@@ -32,9 +27,6 @@ use crate::namespace::Namespaces;
 use crate::namespace::user::IdMaps;
 use crate::network::asleep::Asleep;
 use crate::network::listed::tcp_sockets;
-
-/// Level and name of the filter of raw ICMP sockets (linux/icmp.h).
-const ICMP_FILTER: (i32, i32) = (255, 1);
 
 /// Describes an Internet socket.
 pub(super) fn dump(
@@ -324,67 +316,6 @@ fn note_last_peer(fd: BorrowedFd<'_>, about: &Socket, isk: &mut InetSkEntry) {
     }
 }
 
-fn dump_tcp_options(fd: BorrowedFd<'_>) -> TcpOptsEntry {
-    let int = |name| socket::get_int(fd, libc::IPPROTO_TCP, name).ok();
-    TcpOptsEntry {
-        cork: int(libc::TCP_CORK).is_some_and(|v| v != 0).then_some(true),
-        nodelay: int(libc::TCP_NODELAY).is_some_and(|v| v != 0).then_some(true),
-        keepcnt: int(libc::TCP_KEEPCNT).map(i32::cast_unsigned),
-        keepidle: int(libc::TCP_KEEPIDLE).map(i32::cast_unsigned),
-        keepintvl: int(libc::TCP_KEEPINTVL).map(i32::cast_unsigned),
-    }
-}
-
-/// Where the two families have an option under different names.
-fn by_family(family: i32, v4: (i32, i32), v6: (i32, i32)) -> (i32, i32) {
-    if family == libc::AF_INET6 { v6 } else { v4 }
-}
-
-fn freebind(family: i32) -> (i32, i32) {
-    by_family(family, (libc::IPPROTO_IP, libc::IP_FREEBIND), (libc::IPPROTO_IPV6, IPV6_FREEBIND))
-}
-
-fn pktinfo(family: i32) -> (i32, i32) {
-    by_family(
-        family,
-        (libc::IPPROTO_IP, libc::IP_PKTINFO),
-        (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
-    )
-}
-
-fn dump_ip(fd: BorrowedFd<'_>, about: &Socket) -> IpOptsEntry {
-    let int = |(level, name): (i32, i32)| socket::get_int(fd, level, name).ok();
-    let flag = |option| int(option).map(|v| v != 0);
-    IpOptsEntry {
-        freebind: flag(freebind(about.domain)).filter(|&on| on),
-        pktinfo: flag(pktinfo(about.domain)).filter(|&on| on),
-        tos: int((libc::IPPROTO_IP, libc::IP_TOS)).filter(|&v| v != 0).map(i32::cast_unsigned),
-        ttl: int((libc::IPPROTO_IP, libc::IP_TTL)).map(i32::cast_unsigned),
-        raw: (about.kind == libc::SOCK_RAW).then(|| IpOptsRawEntry {
-            hdrincl: flag((libc::IPPROTO_IP, libc::IP_HDRINCL)),
-            nodefrag: flag((libc::IPPROTO_IP, IP_NODEFRAG)),
-            checksum: flag((libc::IPPROTO_IP, IP_CHECKSUM)),
-            icmpv_filter: icmp_filter(fd, about),
-        }),
-    }
-}
-
-fn icmp_filter(fd: BorrowedFd<'_>, about: &Socket) -> Vec<u32> {
-    match (about.domain, about.protocol) {
-        (libc::AF_INET, libc::IPPROTO_ICMP) => socket::get_int(fd, ICMP_FILTER.0, ICMP_FILTER.1)
-            .map(|v| vec![v.cast_unsigned()])
-            .unwrap_or_default(),
-        (libc::AF_INET6, libc::IPPROTO_ICMPV6) => {
-            let mut value = [0; 32];
-            match socket::get(fd, Opt::ICMP6_FILTER, &mut value) {
-                Ok(_) => value.as_chunks().0.iter().map(|w| u32::from_ne_bytes(*w)).collect(),
-                Err(_) => Vec::new(),
-            }
-        }
-        _ => Vec::new(),
-    }
-}
-
 /// Local and remote address of an entry that a dump writes.
 pub(super) fn addresses(isk: &InetSkEntry) -> Result<(Address, Address)> {
     let ends = InetEnds::read(isk).map_err(|reason| Error::invalid("files.img", reason))?;
@@ -413,6 +344,8 @@ pub(crate) struct InetRestorer {
     /// What waits to be read, by socket.
     queued: HashMap<u32, Vec<SocketMessage>>,
     opened: Vec<InetSocket>,
+    /// For how long datagrams that were sent again were waited for, in milliseconds.
+    waited: u32,
     /// Connections come back closed (`--tcp-close`, of the restore or of the dump).
     close: bool,
 }
@@ -455,6 +388,7 @@ impl InetRestorer {
         let fd = owner.make(id_maps, || ping::make(spaces, of.file, &of.kind))?;
         self.prepare(fd.as_fd(), of)?;
         if of.connection != Connection::None && !self.close {
+            self.spare_listeners(spaces, of)?;
             let stream = self.streams.get(&of.file).copied().unwrap_or_default();
             let sleeping = tcp::open(images, stream, of, &fd)?;
             sleeping.guard(&network.guardian)?;
@@ -463,7 +397,7 @@ impl InetRestorer {
         }
         bind(spaces, fd.as_fd(), of)?;
         if let Some(messages) = self.queued.remove(&of.file) {
-            datagram::restore(spaces, fd.as_fd(), of, &messages)?;
+            datagram::restore(spaces, fd.as_fd(), of, &messages, &mut self.waited)?;
         }
         self.opened.push(of.clone());
         Ok(fd)
@@ -488,11 +422,26 @@ impl InetRestorer {
             }
             finish(spaces, id_maps, fd, &of)?;
         }
-        network.sleeping.iter().try_for_each(|s| s.connect(spaces))
+        let mut lost = 0;
+        network.sleeping.iter().try_for_each(|s| s.connect(spaces, &mut lost))
     }
 }
 
 impl InetRestorer {
+    /// Makes sure that a connection that is closed takes no port from somebody who listens there by now: its socket is
+    /// bound in repair mode, which asks nobody.
+    fn spare_listeners(&self, spaces: &Namespaces, of: &InetSocket) -> Result<()> {
+        if of.state != state::CLOSE {
+            return Ok(());
+        }
+        let probe = create(spaces, &of.kind)?;
+        self.prepare(probe.as_fd(), of)?;
+        match bind_once(probe.as_fd(), of) {
+            Err(error) if is_in_use(&error) && others_listen(spaces, of)? => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     /// What must be set before a socket is bound.
     fn prepare(&self, fd: BorrowedFd<'_>, of: &InetSocket) -> Result<()> {
         let family = of.ends.local.family;
@@ -524,11 +473,7 @@ fn bind(spaces: &Namespaces, fd: BorrowedFd<'_>, of: &InetSocket) -> Result<()> 
     if local.is_unspecified() && (of.kind.is_raw() || local.port == 0) {
         return Ok(());
     }
-    let local = local.on_device(fd, of.ends.device.as_deref())?;
-    let bind = || {
-        socket::bind(fd, &local.to_bytes())
-            .context(|| format!("bind socket {} to {local}", of.file))
-    };
+    let bind = || bind_once(fd, of);
     match bind() {
         Err(error) if of.kind.is_stream() && is_in_use(&error) => {
             // No socket of the tree listens yet.
@@ -544,6 +489,11 @@ fn bind(spaces: &Namespaces, fd: BorrowedFd<'_>, of: &InetSocket) -> Result<()> 
         return leave_repair(fd, 1).and(bound);
     }
     despite_remains(spaces, of, local.port, bind)
+}
+
+fn bind_once(fd: BorrowedFd<'_>, of: &InetSocket) -> Result<()> {
+    let local = Address::from(of.ends.local).on_device(fd, of.ends.device.as_deref())?;
+    socket::bind(fd, &local.to_bytes()).context(|| format!("bind socket {} to {local}", of.file))
 }
 
 fn is_in_use(error: &Error) -> bool {
@@ -631,53 +581,6 @@ pub(super) fn shut_down(fd: BorrowedFd<'_>, how: ShutDown) {
     if let Err(e) = rustix::net::shutdown(fd, how) {
         tracing::debug!("shutdown of an unconnected socket: {e}");
     }
-}
-
-fn restore_ip(fd: BorrowedFd<'_>, family: i32, wanted: &InetOptions) -> Result<()> {
-    let set = |(level, name): (i32, i32), value: Option<i32>| {
-        let same = |v| socket::get_int(fd, level, name).is_ok_and(|now| now == v);
-        match value.filter(|v| !same(*v)) {
-            Some(value) => socket::set_int(fd, level, name, value)
-                .context(|| format!("setsockopt({level}, {name}, {value})")),
-            None => Ok(()),
-        }
-    };
-    let ip = |name, value| set((libc::IPPROTO_IP, name), value);
-    set(freebind(family), Some(wanted.free_bind.into()))?;
-    set(pktinfo(family), wanted.packet_info.map(i32::from))?;
-    ip(libc::IP_TOS, wanted.type_of_service.map(u32::cast_signed))?;
-    ip(libc::IP_TTL, wanted.time_to_live.map(u32::cast_signed))?;
-    ip(libc::IP_HDRINCL, wanted.header_included.map(i32::from))?;
-    ip(IP_NODEFRAG, wanted.no_reassembly.map(i32::from))?;
-    ip(IP_CHECKSUM, wanted.checksum.map(i32::from))?;
-    match wanted.icmp {
-        IcmpFilter::None => Ok(()),
-        IcmpFilter::Four(word) => set(ICMP_FILTER, Some(word.cast_signed())),
-        IcmpFilter::Six(words) => {
-            let bytes = words.map(u32::to_ne_bytes);
-            socket::set(fd, Opt::ICMP6_FILTER, bytes.as_flattened())
-                .context(|| "ICMPV6_FILTER".to_owned())
-        }
-    }
-}
-
-fn restore_tcp_options(fd: BorrowedFd<'_>, wanted: &TcpOptions) -> Result<()> {
-    let values = [
-        (libc::TCP_KEEPCNT, wanted.keep_count),
-        (libc::TCP_KEEPIDLE, wanted.keep_idle),
-        (libc::TCP_KEEPINTVL, wanted.keep_interval),
-        (libc::TCP_NODELAY, wanted.no_delay.map(u32::from)),
-        (libc::TCP_CORK, wanted.cork.map(u32::from)),
-    ];
-    for (name, value) in values {
-        let Some(value) = value.map(u32::cast_signed) else { continue };
-        if socket::get_int(fd, libc::IPPROTO_TCP, name).is_ok_and(|now| now == value) {
-            continue;
-        }
-        socket::set_int(fd, libc::IPPROTO_TCP, name, value)
-            .context(|| format!("setsockopt(TCP, {name}, {value})"))?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ pub(crate) mod address;
 mod around;
 mod datagram;
 mod inet;
+mod inet_options;
 mod inject;
 mod multicast;
 pub(crate) mod netlink;

@@ -54,6 +54,8 @@ const KIND_TIMESTAMP: u32 = 8;
 /// How many milliseconds a segment in the name of a peer may take to arrive, and the last one.
 const TRIES: u32 = 50;
 const LAST_TRIES: u32 = 1000;
+/// How many closed connections may fail to learn their last peers before no other one is told its own.
+const MOST_LOST: u32 = 2;
 
 /// How much of a queue is set at once.
 const CHUNK: usize = 64 * 1024;
@@ -326,8 +328,8 @@ fn only_marked() -> [Instruction; 4] {
 
 impl Sleeping {
     /// Brings a socket whose connection is closed, or half closed, into its state. Comes
-    /// when the sockets of all connections are there.
-    pub(super) fn connect(&self, spaces: &Namespaces) -> Result<()> {
+    /// when the sockets of all connections are there. `lost` counts those that did not get there, and do not have to.
+    pub(super) fn connect(&self, spaces: &Namespaces, lost: &mut u32) -> Result<()> {
         let fd = self.socket.as_fd();
         if self.of.state == state::SYN_SENT {
             return Ok(());
@@ -356,12 +358,19 @@ impl Sleeping {
                 reach(FIN | ACK, state::CLOSING)?;
             }
             state::CLOSE if self.stream.reset => reach(RST, state::CLOSE)?,
+            // What keeps these from it keeps others as well, each for a second.
+            state::CLOSE if *lost >= MOST_LOST && self.of.connection == Connection::LastPeer => {
+                self.forget_peer("others do not know theirs any more, either")?;
+            }
             state::CLOSE => {
                 let closed = reach(FIN | ACK, state::CLOSE_WAIT)
                     .and_then(|()| shut())
                     .and_then(|()| reach(ACK, state::CLOSE));
                 match closed {
-                    Err(e) if self.of.connection == Connection::LastPeer => self.forget_peer(&e)?,
+                    Err(e) if self.of.connection == Connection::LastPeer => {
+                        *lost += u32::from(is_late(&e));
+                        self.forget_peer(e)?;
+                    }
                     closed => closed?,
                 }
             }
@@ -378,7 +387,7 @@ impl Sleeping {
     }
 
     /// Leaves a closed socket without the peer that it had last, which few programs ask for.
-    fn forget_peer(&self, reason: &Error) -> Result<()> {
+    fn forget_peer(&self, reason: impl std::fmt::Display) -> Result<()> {
         tracing::warn!("socket {} does not know its last peer any more: {reason}", self.of.file);
         let fd = self.socket.as_fd();
         let nobody = [0; 16];
@@ -561,6 +570,11 @@ impl Sleeping {
             other => other.context(|| format!("connect socket {}", self.of.file)),
         }
     }
+}
+
+/// Whether something was waited for in vain.
+fn is_late(error: &Error) -> bool {
+    matches!(error, Error::Os { source, .. } if source.kind() == ErrorKind::TimedOut)
 }
 
 /// A window that takes anything behind `seq`.

@@ -1,6 +1,13 @@
 use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::path::Path;
 
-use super::super::testing::{cycle, dump, dump_and_close, entries, in_netns, restore};
+use libc::IPV6_FREEBIND;
+use torpor_images::kind;
+
+use super::super::inet_options::ICMP_FILTER;
+use super::super::testing::{
+    close, command, cycle, dump, dump_and_close, entries, in_netns, restore,
+};
 use super::*;
 use crate::file::testing::await_readable;
 use crate::options::{Network, Options};
@@ -320,10 +327,53 @@ fn a_closed_socket_takes_no_port_that_somebody_listens_at() {
         socket::bind(closed.as_fd(), &[2, 0, 0, 99, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let ids = dump_and_close(&Options::default(), dir.path(), vec![closed]).unwrap();
-        let listener = TcpListener::bind("127.0.0.1:99").unwrap();
-        let error = restore(&Options::default(), dir.path(), &ids).unwrap_err().to_string();
-        assert!(error.contains("Address already in use"), "{error}");
-        drop(listener);
-        restore(&Options::default(), dir.path(), &ids).unwrap();
+        // As it is, and as one that had a peer once.
+        for peer in [None, Some(7)] {
+            with_last_peers(dir.path(), &[peer]);
+            let listener = TcpListener::bind("127.0.0.1:99").unwrap();
+            let error = restore(&Options::default(), dir.path(), &ids).unwrap_err().to_string();
+            assert!(error.contains("Address already in use"), "{error}");
+            drop(listener);
+            close(restore(&Options::default(), dir.path(), &ids).unwrap());
+        }
+    });
+}
+
+/// Gives sockets of images last peers, by their ports.
+fn with_last_peers(dir: &Path, peers: &[Option<u32>]) {
+    let mut files = entries(dir);
+    for (file, peer) in files.iter_mut().zip(peers) {
+        let socket = file.isk.as_mut().unwrap();
+        (socket.torpor_peer_port, socket.torpor_peer_addr) = (*peer, socket.src_addr.clone());
+    }
+    ImageDir::open(dir).unwrap().write_all(kind::FILES, 0, &files).unwrap();
+}
+
+/// Each waits a second for a packet that something drops, and images can have any number of them.
+#[test]
+fn a_few_last_peers_are_waited_for_in_vain() {
+    in_netns(|| {
+        let rules = "table inet test { chain in { type filter hook input priority 0; \
+                     tcp sport { 7, 9 } drop; }; }";
+        command("nft", &[rules]);
+        let closed = |port: u8| {
+            let closed = new(libc::AF_INET, libc::SOCK_STREAM, 0);
+            let address = [2, 0, 0, port, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
+            socket::bind(closed.as_fd(), &address).unwrap();
+            closed
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let closed = [90, 91, 92].map(closed).into();
+        let ids = dump_and_close(&Options::default(), dir.path(), closed).unwrap();
+        let peers = |ports: [u32; 3]| {
+            with_last_peers(dir.path(), &ports.map(Some));
+            let restored = restore(&Options::default(), dir.path(), &ids).unwrap();
+            let known = |fd: &OwnedFd| socket::last_peer_address(fd.as_fd(), 16).is_ok();
+            let known: Vec<bool> = restored.iter().map(known).collect();
+            close(restored);
+            known
+        };
+        assert_eq!(peers([7, 11, 12]), [false, true, true]);
+        assert_eq!(peers([7, 9, 12]), [false, false, false]);
     });
 }
