@@ -5,12 +5,14 @@
 //! sender of a UDP datagram. So the restore sends the packet itself, from the peer's
 //! address, through a raw socket.
 
+use std::io::ErrorKind;
 use std::os::fd::AsFd;
 
+use torpor_kernel::netlink::{Body, ROUTE, Socket};
 use torpor_sys::socket::{self, Message};
 
 use super::address::Address;
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 use crate::network::rules::MARK;
 
 /// Flags of a TCP header.
@@ -100,7 +102,9 @@ impl Datagram<'_> {
 /// name of somebody.
 fn send(from: Address, to: Address, packet: &[u8]) -> Result<()> {
     let what = || format!("packet from {from} to {to}");
-    is_ours(to).context(what)?;
+    if !is_ours(to)? {
+        return Err(std::io::Error::from(ErrorKind::AddrNotAvailable)).context(what);
+    }
     let raw = socket::socket(to.family, libc::SOCK_RAW, libc::IPPROTO_RAW).context(what)?;
     let mark = MARK.cast_signed();
     socket::set_int(raw.as_fd(), libc::SOL_SOCKET, libc::SO_MARK, mark).context(what)?;
@@ -109,14 +113,26 @@ fn send(from: Address, to: Address, packet: &[u8]) -> Result<()> {
     socket::send(raw.as_fd(), &message, 0).context(what).map(drop)
 }
 
-/// Fails with `EADDRNOTAVAIL` if an address is not one of the network namespace of this thread: no
-/// socket can be bound to such a one without further ado. To that of a group one can be.
-fn is_ours(address: Address) -> std::io::Result<()> {
-    if address.ip().is_multicast() {
-        return Err(std::io::ErrorKind::AddrNotAvailable.into());
+/// Whether packets to an address stay in the network namespace of this thread. That a socket can be bound to it does not
+/// say so: where `net.ipv4.ip_nonlocal_bind` is set, one can be to any.
+fn is_ours(address: Address) -> Result<bool> {
+    // struct rtmsg: family, length of the address, length of the source; at last the kind of route.
+    const KIND: usize = 7;
+    let bytes = address_bytes(address);
+    let family = u8::try_from(address.family).unwrap_or(0);
+    let bits = u8::try_from(8 * bytes.len()).unwrap_or(0);
+    let mut body = Body::new(&[family, bits, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    body.put(libc::RTA_DST, &bytes);
+    body.put_word(libc::RTA_MARK, MARK);
+    if address.scope != 0 {
+        body.put_word(libc::RTA_OIF, address.scope);
     }
-    let probe = socket::socket(address.family, libc::SOCK_DGRAM, libc::IPPROTO_UDP)?;
-    socket::bind(probe.as_fd(), &Address { port: 0, ..address }.to_bytes())
+    let route = match Socket::open(ROUTE)?.get(libc::RTM_GETROUTE, &body.0).map_err(Error::from) {
+        // None leads there.
+        Err(Error::Os { .. }) => None,
+        found => found?,
+    };
+    Ok(route.is_some_and(|route| route.body().get(KIND) == Some(&libc::RTN_LOCAL)))
 }
 
 /// An IP packet that does not get farther than the next host, in case that the address is
@@ -193,6 +209,8 @@ mod tests {
             command("ip", &["link", "set", "lo", "up"]);
             command("ip", &["addr", "add", "10.0.0.2/32", "dev", "lo"]);
             command("ip", &["route", "add", "default", "dev", "lo"]);
+            // Whoever is there or not: sockets can be bound to any address.
+            std::fs::write("/proc/sys/net/ipv4/ip_nonlocal_bind", "1").unwrap();
             let send = |to| Datagram { from: address(1, 80), to, data: b"abc" }.send();
             send(address(2, 53)).unwrap();
             let group =
