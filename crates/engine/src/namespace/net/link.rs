@@ -270,8 +270,6 @@ pub(super) enum Peer<'a> {
     Inside(&'a NetDevice, BorrowedFd<'a>),
     /// One with this name, in this namespace.
     Outside(&'a str, BorrowedFd<'a>),
-    /// One that the kernel names, in this namespace.
-    Nameless(BorrowedFd<'a>),
 }
 
 /// Makes a pair of veth devices.
@@ -298,7 +296,6 @@ pub(super) fn make_veth(socket: &mut Socket, device: &NetDevice, peer: Peer<'_>)
                     other.put_text(IFLA_IFNAME, name);
                     space
                 }
-                Peer::Nameless(space) => space,
             };
             other.put_word(IFLA_NET_NS_FD, raw(space));
         });

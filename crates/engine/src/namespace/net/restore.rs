@@ -245,10 +245,8 @@ fn make_veth(
         External::Veth { inner, outer, bridge } if *inner == device.name => Some((outer, bridge)),
         _ => None,
     });
-    let Some((outer, bridge)) = outside else {
-        let peer = Peer::Nameless(host.file.as_fd());
-        return link::make_veth(&mut spaces[here].socket, device, peer);
-    };
+    // Without a name of the caller's it would lead into the network of whoever restores.
+    let (outer, bridge) = outside.ok_or_else(|| not_given("veth", &device.name))?;
     // A skeleton that could not become the tasks may have the name still: the kernel takes network
     // namespaces away some time after their last task has ended.
     let deadline = Instant::now() + LEAVING;

@@ -282,6 +282,23 @@ fn a_device_is_brought_in_place_of_a_pair() {
     assert!(left.contains("other") && !left.contains(": mine"), "{left}");
 }
 
+/// Images have no name for it, and a restore that gave it one would put it into a network of others.
+#[test]
+fn an_end_outside_is_the_callers() {
+    let [host, space] = [fresh(NsKind::Net), fresh(NsKind::Net)];
+    let file = format!("/proc/{}/fd/{}", std::process::id(), space.as_raw_fd());
+    shell(&host, &format!("ip link add out0 type veth peer name eth0 netns {file}"));
+    let dir = tempfile::tempdir().unwrap();
+    let opts = Options::default();
+    dump(&[space], dir.path(), &opts).unwrap();
+    shell(&host, "ip link del out0");
+    let error =
+        run_in(&[host.as_fd()], || Ok(restore(1, dir.path(), &opts).unwrap_err().to_string()));
+    let error = error.unwrap();
+    assert!(error.contains("give it with --external veth[eth0]:OUTER"), "{error}");
+    assert_eq!(shell(&host, "ip -o link show").lines().count(), 1);
+}
+
 #[test]
 fn what_cannot_be_made_again_is_refused() {
     let space = fresh(NsKind::Net);
