@@ -85,6 +85,16 @@ impl SocketOwner {
         self.make_with(id_maps, (vec![], u64::MAX), make)
     }
 
+    /// The same, in further groups.
+    pub(super) fn make_in<T>(
+        self,
+        id_maps: &IdMaps,
+        further: Vec<u32>,
+        make: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        self.make_with(id_maps, (further, u64::MAX), make)
+    }
+
     /// Makes a socket with no more than these capabilities, which it keeps: the kernel asks sockets of netlink for the rights
     /// that socket(2) was called with, whoever sends by them later.
     pub(super) fn create_with(

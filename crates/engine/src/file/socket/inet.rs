@@ -385,7 +385,7 @@ impl InetRestorer {
         of: &InetSocket,
     ) -> Result<OwnedFd> {
         let owner = self.owner.or_of(&of.options);
-        let fd = owner.make(id_maps, || ping::make(spaces, of.file, &of.kind))?;
+        let fd = ping::make(spaces, id_maps, owner, of.file, &of.kind)?;
         self.prepare(fd.as_fd(), of)?;
         if of.connection != Connection::None && !self.close {
             self.spare_listeners(spaces, of)?;

@@ -37,7 +37,7 @@ pub(crate) fn command(program: &str, arguments: &[&str]) {
 }
 
 /// The network namespace of this thread, as the only one of a tree.
-fn namespaces() -> Namespaces {
+pub(super) fn namespaces() -> Namespaces {
     let file = std::fs::File::open("/proc/thread-self/ns/net").unwrap();
     let inode = rustix::fs::fstat(&file).unwrap().st_ino;
     let net = Namespace {
