@@ -34,7 +34,7 @@ pub use self::checkpoint::{Checkpoint, Task};
 use self::checkpoint::{KINDS, Requests};
 pub use self::mounts::mounts;
 pub use self::references::check as check_references;
-pub use self::routing::{Addresses, route, rule};
+pub use self::routing::{Addresses, comes_with_address, route, rule, texts};
 pub use self::tasks::shared;
 pub use self::values::{SysctlValues, Values};
 pub use crate::error::{Error, Result};

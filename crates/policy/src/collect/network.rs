@@ -6,7 +6,7 @@ use torpor_images::{ImageDir, Kind, kind};
 
 use super::checkpoint::{Checkpoint, Requests};
 use super::lists::{List, ROUTES4, ROUTES6, RULES4, RULES6};
-use super::routing::{Addresses, route, rule};
+use super::routing::{Addresses, route, rule, texts};
 use super::settings::Written;
 use super::values::{SysctlValues, Values};
 use crate::error::{Error, Result};
@@ -114,10 +114,9 @@ fn messages(
     all: &mut Requests,
 ) -> Result<()> {
     let image = list.image.file_name(id);
-    for message in list.read(images, id)?.unwrap_or_default() {
-        if let Some(text) = describe(List::body(&message)) {
-            all.add(&*image, None, Ask::Route { text });
-        }
+    let messages = list.read(images, id)?.unwrap_or_default();
+    for text in texts(messages.iter().map(|message| List::body(message)), describe) {
+        all.add(&*image, None, Ask::Route { text });
     }
     Ok(())
 }

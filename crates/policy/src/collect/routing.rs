@@ -154,6 +154,35 @@ fn shown(bytes: &[u8]) -> String {
     ip(bytes).map_or_else(|| format!("{bytes:02x?}"), |ip| ip.to_string())
 }
 
+/// What messages of a list stand for in requests, where each stands for what `describe` says. Of those that stand for nothing
+/// a restore sends a few only without being asked for them: each takes memory of the kernel's, and time.
+pub fn texts<'m>(
+    messages: impl Iterator<Item = &'m [u8]>,
+    describe: impl Fn(&[u8]) -> Option<String>,
+) -> Vec<String> {
+    const FEW: usize = 1024;
+    let (mut all, mut silent) = (vec![], 0);
+    for message in messages {
+        match describe(message) {
+            Some(text) => all.push(text),
+            None => silent += usize::from(!comes_with_address(message)),
+        }
+    }
+    if silent > FEW {
+        all.push(format!("{silent} that are the kernel's own"));
+    }
+    all
+}
+
+/// Whether the kernel makes a route by itself with an address, so that no restore sends it.
+#[must_use]
+pub fn comes_with_address(message: &[u8]) -> bool {
+    const KINDS: [u8; 4] =
+        [libc::RTN_LOCAL, libc::RTN_BROADCAST, libc::RTN_ANYCAST, libc::RTN_MULTICAST];
+    let [_, _, _, _, _, protocol, _, kind, ..] = *message else { return false };
+    protocol == libc::RTPROT_KERNEL && KINDS.contains(&kind)
+}
+
 /// What a message of a route stands for in requests: nothing for those to the networks of a
 /// device's own addresses, which the kernel makes with the address.
 #[must_use]
@@ -325,6 +354,19 @@ mod tests {
         ] {
             assert_eq!(route(length, kind, attributes).as_deref(), Some(wanted));
         }
+    }
+
+    #[test]
+    fn many_messages_are_asked_for_whatever_they_say() {
+        let route = |kind| message(&[2, 0, 0, 0, 254, 2, 253, kind, 0, 0, 0, 0], &[]);
+        // One that leads nowhere, and one that comes with an address.
+        let (nowhere, local) = (route(6), route(2));
+        let asked =
+            |count, message: &[u8]| texts(std::iter::repeat_n(message, count), |_| None).concat();
+        assert_eq!([asked(1024, &nowhere), asked(9000, &local)], ["", ""]);
+        assert_eq!(asked(1025, &nowhere), "1025 that are the kernel's own");
+        let named = texts([&*nowhere, &*local].into_iter(), |_| Some("one".to_owned()));
+        assert_eq!(named, ["one", "one"]);
     }
 
     #[test]

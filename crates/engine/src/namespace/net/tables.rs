@@ -6,7 +6,7 @@ use std::io;
 
 use libc::{
     IFA_ADDRESS, IFA_F_NODAD, IFA_F_TENTATIVE, IFA_FLAGS, IFA_LOCAL, RTA_MULTIPATH, RTM_DELADDR,
-    RTM_DELRULE, RTPROT_KERNEL,
+    RTM_DELRULE,
 };
 use torpor_images::{ImageDir, Kind};
 use torpor_kernel::netlink::{Body, CREATE, Message, NETFILTER, REPLACE, ROUTE, Socket, word};
@@ -75,9 +75,6 @@ pub(super) const ALL: [&ListKind; 7] =
 /// `struct ifaddrmsg`, `struct rtmsg`.
 pub(super) const IFADDRMSG: usize = 8;
 pub(super) const RTMSG: usize = 12;
-/// Kinds of routes that come with an address: local, broadcast, anycast, multicast.
-const OF_ADDRESS: [u8; 4] =
-    [libc::RTN_LOCAL, libc::RTN_BROADCAST, libc::RTN_ANYCAST, libc::RTN_MULTICAST];
 /// What the kernel says about a route but does not want to be told: dead, offloaded,
 /// link down, trapped, a copy from the cache.
 const REPORTED: u32 = 0x1 | 0x8 | 0x10 | 0x40 | 0x200;
@@ -224,7 +221,7 @@ pub(super) fn restore_routes(filling: &NetworkFilling, ns_id: u32) -> Result<()>
         let mut left: Vec<(usize, Vec<u8>)> = messages
             .iter()
             .enumerate()
-            .filter(|(_, message)| !comes_with_address(message))
+            .filter(|(_, message)| !collect::comes_with_address(message.body()))
             .map(|(index, message)| (index, route_request(message)))
             .collect();
         while !left.is_empty() {
@@ -246,11 +243,6 @@ pub(super) fn restore_routes(filling: &NetworkFilling, ns_id: u32) -> Result<()>
         }
     }
     Ok(())
-}
-
-fn comes_with_address(message: &Message) -> bool {
-    let byte = |at: usize| message.body().get(at).copied().unwrap_or(0);
-    byte(5) == RTPROT_KERNEL && OF_ADDRESS.contains(&byte(7))
 }
 
 /// The route without what the kernel only reports.
@@ -284,18 +276,20 @@ fn clear_hops(hops: &mut [u8]) {
 /// the kind of image, and that word.
 pub(crate) fn planned(filling: &NetworkFilling) -> Vec<(Kind, String)> {
     let mut all = Vec::new();
-    let mut add = |table: &ListKind, text: Option<String>| {
-        all.extend(text.map(|text| (table.list.image, text)));
+    let mut add = |table: &ListKind, texts: Vec<String>| {
+        all.extend(texts.into_iter().map(|text| (table.list.image, text)));
     };
     let addresses = filling.addresses();
     for table in [&ROUTES4, &ROUTES6] {
         let messages = filling.list(table).unwrap_or_default();
-        let sent = messages.iter().filter(|message| !comes_with_address(message));
-        sent.for_each(|message| add(table, collect::route(&route_request(message), &addresses)));
+        let sent = messages.iter().filter(|m| !collect::comes_with_address(m.body()));
+        let sent: Vec<Vec<u8>> = sent.map(route_request).collect();
+        let describe = |message: &[u8]| collect::route(message, &addresses);
+        add(table, collect::texts(sent.iter().map(Vec::as_slice), describe));
     }
     for table in [&RULES4, &RULES6] {
         let messages = filling.list(table).unwrap_or_default();
-        messages.iter().for_each(|message| add(table, collect::rule(message.body())));
+        add(table, collect::texts(messages.iter().map(Message::body), collect::rule));
     }
     all
 }
