@@ -10,15 +10,17 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::DupFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use rustix::process::PidfdGetfdFlags;
+use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use torpor_tracee::syscall::{self, RemoteFd};
-use torpor_tracee::{Batch, RemoteAddr, Tracee};
+use torpor_tracee::{Batch, Call, Outcome, RemoteAddr, Slot, Tracee};
 
 use crate::error::{Context, Error, Result};
 use crate::proc;
 
 /// Descriptors that one message can carry (`SCM_MAX_FD`, unix(7)).
 const MAX_FDS: usize = 253;
+/// The bytes before them in a control message (`struct cmsghdr`).
+const HEADER: usize = 16;
 
 /// A way into the descriptor table of a husk.
 #[derive(Debug)]
@@ -63,24 +65,43 @@ impl Transport {
         for (husk, theirs) in husks {
             let pid = husk.pid();
             let mut batch = husk.batch();
-            let pair = batch.space(8);
             batch.call((libc::SYS_close_range, [0, u64::from(u32::MAX), 0]));
-            let kind = (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as u64;
-            let args = [libc::AF_UNIX as u64, kind, 0, pair.addr.0];
-            let made = batch.must((libc::SYS_socketpair, args));
+            let ends = ask_for_ends(&mut batch);
             batches.push(batch);
-            asked.push((pid, theirs, made, pair));
+            asked.push((pid, theirs, ends));
         }
         let answers = asked.into_iter().zip(Batch::run_all(batches)?);
-        let opened = answers.map(|((pid, theirs, made, pair), out)| {
-            out.expect(made, || "socketpair".to_owned())?;
-            let pair = [0, 4].map(|at| out.u32_at(pair, at).cast_signed());
-            let pidfd = proc::pidfd(pid)?;
-            let ours = rustix::process::pidfd_getfd(&pidfd, pair[0], PidfdGetfdFlags::empty())
-                .context(|| format!("pidfd_getfd from husk {pid}"))?;
+        let opened = answers.map(|((pid, theirs, ends), out)| {
+            let (ours, pair) = take_end(pid, ends, &out)?;
             Ok(Transport { ours, theirs, pair: Some(pair), pid })
         });
         opened.collect()
+    }
+
+    /// Gives `husk`, whose table stays as it is, a descriptor of `file`. It has to be closed.
+    ///
+    /// # Errors
+    /// If the husk is gone, or may not have three descriptors more.
+    pub(crate) fn lend(husk: &mut Tracee, file: BorrowedFd<'_>) -> Result<RemoteFd> {
+        let pid = husk.pid();
+        let mut batch = husk.batch();
+        let ends = ask_for_ends(&mut batch);
+        let (ours, pair) = take_end(pid, ends, &batch.run()?)?;
+        let transport = Transport { ours, theirs: pair[1], pair: None, pid };
+        transport.post(&[file])?;
+        let mut batch = husk.batch();
+        let control = transport.receive(&mut batch);
+        for end in pair {
+            batch.call(syscall::close(end.into()));
+        }
+        let out = batch.run()?;
+        // One that there is no number for is left out in silence.
+        let came = out.u64_at(control, 0) == (HEADER + 4) as u64;
+        let none = || std::io::Error::from_raw_os_error(libc::EMFILE);
+        match out.first_error().map(|(_, error)| error).or_else(|| (!came).then(none)) {
+            Some(error) => Err(error).context(|| format!("lending a descriptor to husk {pid}")),
+            None => Ok(out.u32_at(control, HEADER).into()),
+        }
     }
 
     /// Adds the calls that give the husk's end its number, unless it has it: those that it has for now may be
@@ -105,25 +126,33 @@ impl Transport {
     pub(crate) fn send(&mut self, batch: &mut Batch<'_>, files: &[BorrowedFd<'_>]) -> Result<()> {
         self.make_way(batch);
         for chunk in files.chunks(MAX_FDS) {
-            let mut space = vec![MaybeUninit::uninit(); 16 + 4 * MAX_FDS + 8];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            control.push(SendAncillaryMessage::ScmRights(chunk));
-            sendmsg(&self.ours, &[IoSlice::new(&[0])], &mut control, SendFlags::empty())
-                .context(|| format!("sending descriptors to husk {}", self.pid))?;
+            self.post(chunk)?;
             self.receive(batch);
         }
         Ok(())
     }
 
-    /// Adds one recvmsg(2) with room for any number of descriptors.
-    fn receive(&self, batch: &mut Batch<'_>) {
+    /// Sends as many files as one message carries.
+    fn post(&self, files: &[BorrowedFd<'_>]) -> Result<()> {
+        let mut space = vec![MaybeUninit::uninit(); HEADER + 4 * MAX_FDS + 8];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(files));
+        sendmsg(&self.ours, &[IoSlice::new(&[0])], &mut control, SendFlags::empty())
+            .map(drop)
+            .context(|| format!("sending descriptors to husk {}", self.pid))
+    }
+
+    /// Adds one recvmsg(2) with room for any number of descriptors; where their numbers come to stand, behind a
+    /// header.
+    fn receive(&self, batch: &mut Batch<'_>) -> Slot {
         let byte = batch.space(1).addr;
         let iov = place_words(batch, &[byte.0, 1]);
-        let control = batch.space(16 + 4 * MAX_FDS + 4).addr;
-        let control_len = (16 + 4 * MAX_FDS + 4) as u64;
+        let control = batch.space(HEADER + 4 * MAX_FDS + 4);
+        let control_len = (HEADER + 4 * MAX_FDS + 4) as u64;
         // struct msghdr: name, namelen, iov, iovlen, control, controllen, flags.
-        let header = place_words(batch, &[0, 0, iov.0, 1, control.0, control_len, 0]);
+        let header = place_words(batch, &[0, 0, iov.0, 1, control.addr.0, control_len, 0]);
         batch.must((libc::SYS_recvmsg, [RemoteFd::from(self.theirs).0, header.0, 0]));
+        control
     }
 
     /// Adds the call that closes the husk's end.
@@ -138,6 +167,23 @@ impl AsFd for Transport {
         debug_assert!(self.ours.as_raw_fd() >= 0);
         self.ours.as_fd()
     }
+}
+
+/// Adds the call that makes a pair of sockets; where their numbers come to stand.
+fn ask_for_ends(batch: &mut Batch<'_>) -> (Call, Slot) {
+    let pair = batch.space(8);
+    let kind = (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as u64;
+    let args = [libc::AF_UNIX as u64, kind, 0, pair.addr.0];
+    (batch.must((libc::SYS_socketpair, args)), pair)
+}
+
+/// The first one of such a pair, and the numbers that both have in husk `pid`.
+fn take_end(pid: i32, (made, pair): (Call, Slot), out: &Outcome) -> Result<(OwnedFd, [i32; 2])> {
+    out.expect(made, || "socketpair".to_owned())?;
+    let pair = [0, 4].map(|at| out.u32_at(pair, at).cast_signed());
+    let ours = pidfd_getfd(&proc::pidfd(pid)?, pair[0], PidfdGetfdFlags::empty())
+        .context(|| format!("pidfd_getfd from husk {pid}"))?;
+    Ok((ours, pair))
 }
 
 /// Places 64-bit words inside the task.

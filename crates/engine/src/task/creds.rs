@@ -242,7 +242,7 @@ fn change_profile(husk: &mut Tracee, profile: &str) -> Result<()> {
         Ok(true) => format!("changeprofile {profile}"),
         _ => profile.to_owned(),
     };
-    write_own(husk, "/proc/thread-self/attr/current", &text)
+    write_own(husk, "thread-self/attr/current", &text)
 }
 
 /// Groups before users: without root's ids there is no right to change groups.

@@ -151,10 +151,9 @@ pub(crate) fn loginuid(pid: i32) -> Result<Option<u32>> {
     number(pid, "loginuid")
 }
 
-/// Sets it, if it is different now. Only the process itself may do that, so `/proc`
-/// must be mounted where the husk lives; and it writes the id that the user has in its own user
-/// namespace, `inside`. A user that has none there cannot be written: the login of the
-/// restoring program stays.
+/// Sets it, if it is different now. Only the process itself may do that, and it writes the id that the
+/// user has in its own user namespace, `inside`. A user that has none there cannot be written: the login of
+/// the restoring program stays.
 ///
 /// # Errors
 /// `EPERM` if it is set already.
@@ -167,7 +166,7 @@ pub(crate) fn restore_loginuid(husk: &mut Tracee, wanted: u32, inside: Option<u3
         tracing::warn!(pid, "user {wanted} has logged in, who has no id in its user namespace");
         return Ok(());
     };
-    write_own(husk, "/proc/self/loginuid", &inside.to_string())
+    write_own(husk, "self/loginuid", &inside.to_string())
 }
 
 /// A husk has the limits of the supervisor; the highest number must fit.

@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 
 use serde_json::json;
 use torpor_images::kind;
-use torpor_images::proto::GhostFileEntry;
+use torpor_images::proto::{FileEntry, FsEntry, GhostFileEntry};
 use torpor_runtimes_tests::command::{Run, command};
 use torpor_runtimes_tests::scratch::Scratch;
 
@@ -128,4 +128,38 @@ fn where_the_containers_user_makes_files() {
     }
     let meta = fs::symlink_metadata(scratch.join("inside/dir/x")).unwrap();
     assert_eq!((meta.mode() & 0o7777, meta.uid(), meta.gid()), (0o666, USER, USER));
+}
+
+/// Where a task would find /proc, images lead to whatever they like: its security profile is written to the kernel's own file, by
+/// a husk that has all rights yet.
+#[test]
+fn what_takes_the_place_of_proc_is_not_written_to() {
+    fn profiled(images: &Images) {
+        let mut places: FsEntry = images.dir.read_one(kind::FS, 1).unwrap();
+        let files: Vec<FileEntry> = images.dir.read_all(kind::FILES, 0).unwrap();
+        let mut root = files.into_iter().find(|file| file.id == places.root_id).unwrap();
+        (root.id, places.root_id) = (900_001, 900_001);
+        let reg = root.reg.as_mut().unwrap();
+        (reg.id, reg.name) = (root.id, b"/jail".to_vec());
+        images.files(|files| files.push(root));
+        images.dir.write_one(kind::FS, 1, &places).unwrap();
+        images.core(1, |core| {
+            let thread = core.thread_core.as_mut().unwrap();
+            thread.creds.as_mut().unwrap().lsm_profile = Some("forged".to_owned());
+        });
+    }
+    let scratch = Scratch::new("images-proc");
+    let bundle = bundle_of(&scratch, PROGRAM).configure(|config| {
+        for set in ["bounding", "permitted", "effective"] {
+            let set = config["process"]["capabilities"][set].as_array_mut().unwrap();
+            set.push(json!("CAP_SYS_CHROOT"));
+        }
+    });
+    let own = bundle.file("jail/proc/thread-self/attr/current");
+    fs::create_dir_all(own.parent().unwrap()).unwrap();
+    fs::write(&own, "kept").unwrap();
+    // Without a security module the kernel takes no profile.
+    let wanted = &["\"forged\" to thread-self/attr/current"];
+    refuses_of(&scratch, &bundle, "", &[("a profile", profiled, wanted)], |_| {});
+    assert_eq!(fs::read_to_string(&own).unwrap(), "kept");
 }
