@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{Gid, Mode, OFlags, ResolveFlags, Stat, Uid};
+use rustix::fs::{FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid};
 use rustix::io::Errno;
 use torpor_sys::notify;
 
@@ -15,10 +15,19 @@ const O_LARGEFILE: u32 = 0o100_000;
 /// `PIPEFS_MAGIC` of linux/magic.h: the file system of pipes that have no name.
 pub(crate) const PIPEFS: i64 = 0x5049_5045;
 
+/// Number of `/dev/net/tun` (linux/miscdevice.h).
+const TUN: (u32, u32) = (10, 200);
+
 /// The `O_*` bits that `fcntl(F_SETFL)` can change, less `O_ASYNC`, which comes
 /// with the owner (see [`super::fown`]).
 const SETTABLE: OFlags =
     OFlags::APPEND.union(OFlags::NONBLOCK).union(OFlags::DIRECT).union(OFlags::NOATIME);
+
+/// Whether this is `/dev/net/tun`, which has the devices of the network that it is opened in.
+pub(crate) fn is_tun(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+        && (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)) == TUN
+}
 
 /// The flags to open a description with, from those in its image: without what
 /// belongs to the descriptor, to the first opening, or to its owner. A terminal never

@@ -14,8 +14,7 @@ use torpor_images::remap::is_given_name;
 use torpor_policy::ghost::Ghost;
 use torpor_policy::{FoundElsewhere, OpenFile, PathFile, Policy, Remap};
 
-use super::description::open_flags;
-use super::description::{open_in, same_inode, through_mount};
+use super::description::{is_tun, open_flags, open_in, same_inode, through_mount};
 use super::remap::{base, parent, random, remove};
 use super::{ghost, procfs, tty};
 use crate::error::{Context, Error, Result};
@@ -211,7 +210,7 @@ impl Opener<'_> {
     }
 
     /// Ends the restore before it opens what a path has led to and may not be opened: a device that the tasks may not have,
-    /// or what would be the restoring program's where it opens it. Says whether it belongs to a process of the tree.
+    /// or what would be the restoring program's, or its network's, where it opens it. Says whether it belongs to a process of the tree.
     ///
     /// # Errors
     /// If it is one of these.
@@ -226,9 +225,15 @@ impl Opener<'_> {
             return Ok(false);
         }
         let refused = |why: &str| Err(Error::invalid(String::from_utf8_lossy(path), why));
-        if tty::is_current(&rustix::fs::fstat(found).context(|| "fstat".to_owned())?) {
+        let stat = rustix::fs::fstat(found).context(|| "fstat".to_owned())?;
+        if tty::is_current(&stat) {
             return refused(
                 "would be the terminal of the restoring program here, where that of a task is wanted",
+            );
+        }
+        if is_tun(&stat) {
+            return refused(
+                "would have the network devices of this host here, where those of a network of the tasks are wanted",
             );
         }
         match procfs::process_of(self.roots.root_of_mount(mount)?, path, found)? {

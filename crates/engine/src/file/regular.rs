@@ -485,6 +485,20 @@ mod tests {
         }
     }
 
+    /// A queue that it becomes is one of the network that it was opened in.
+    #[test]
+    fn no_device_of_the_restoring_programs_network_is_opened() {
+        let world = World::new();
+        let path = world.path("tun");
+        let file = open_at(path.clone(), OFlags::RDWR | OFlags::CREATE);
+        let entries = world.dump(&[&file]).unwrap();
+        fs::remove_file(&path).unwrap();
+        let (kind, device) = (FileType::CharacterDevice, rustix::fs::makedev(10, 200));
+        rustix::fs::mknodat(CWD, &path, kind, Mode::from_raw_mode(0o640), device).unwrap();
+        let error = world.restore(&entries).unwrap_err().to_string();
+        assert!(error.contains("would have the network devices of this host"), "{error}");
+    }
+
     #[test]
     fn a_file_that_has_changed_is_not_taken() {
         let world = World::new();

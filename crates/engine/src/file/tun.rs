@@ -6,27 +6,19 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fs::{FileType, OFlags, Stat};
+use rustix::fs::OFlags;
 use torpor_images::proto::{FdTypes, FileEntry, TunfileEntry};
 use torpor_policy::TunFile;
 use torpor_policy::network::Tun;
 use torpor_sys::tun;
 
-use super::description::{open_flags, reopen};
+use super::description::{is_tun, open_flags, reopen};
 use super::opener::Opener;
 use super::remap::Paths;
 use super::{Found, regular};
 use crate::error::{Context, Error, Result};
 use crate::namespace::Namespaces;
 use crate::namespace::net::configure_tun;
-
-/// Number of `/dev/net/tun` (linux/miscdevice.h).
-const NUMBER: (u32, u32) = (10, 200);
-
-fn is_tun(stat: &Stat) -> bool {
-    FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
-        && (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)) == NUMBER
-}
 
 /// Describes the file, or says that it is of another kind (`None`). `home` is the network
 /// namespace of its task.

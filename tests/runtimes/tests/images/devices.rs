@@ -99,3 +99,23 @@ fn devices() {
         ],
     );
 }
+
+/// Every container may use tun by this number, in its own network: what is opened here would be in this host's.
+#[test]
+fn network_devices_of_this_host() {
+    refuses_by(
+        "images-tun",
+        "",
+        &[(
+            "a plain file of tun",
+            |images| {
+                images.open(FdTypes::Reg, |entry| {
+                    let (id, name) = (entry.id, b"/tun".to_vec());
+                    let reg = RegFileEntry { id, name, flags: 2, ..RegFileEntry::default() };
+                    entry.reg = Some(reg);
+                });
+            },
+            &["/tun: would have the network devices of this host here"],
+        )],
+    );
+}
