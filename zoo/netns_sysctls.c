@@ -20,6 +20,8 @@ static const char *settings[][2] = {
 int main(void)
 {
 	enum { N = sizeof settings / sizeof *settings };
+	char text[16] = "";
+	int queue;
 
 	for (int i = 0; i < N; i++) {
 		int fd = TRY(open(settings[i][0], O_WRONLY));
@@ -27,10 +29,13 @@ int main(void)
 		CHECK(write(fd, settings[i][1], strlen(settings[i][1])) > 0);
 		TRY(close(fd));
 	}
+	queue = TRY(open("/proc/sys/net/unix/max_dgram_qlen", O_RDONLY));
 	zoo_ready();
 	zoo_wait();
 	for (int i = 0; i < N; i++)
 		if (strncmp(zoo_slurp(settings[i][0]), settings[i][1], strlen(settings[i][1])))
 			zoo_fail("%s is %s", settings[i][0], zoo_slurp(settings[i][0]));
+	CHECK(pread(queue, text, sizeof text - 1, 0) > 0);
+	CHECK_EQ(atoi(text), 77);
 	zoo_pass();
 }

@@ -7,7 +7,8 @@ static const char *names[] = { "msgmax", "msgmnb", "msgmni", "shmmax", "shmall",
 
 int main(void)
 {
-	char before[8][128], path[64];
+	char before[8][128], path[64], text[16] = "";
+	int shmmni;
 
 	for (int i = 0; i < 8; i++) {
 		const char *values[] = { "8000", "16000", "1234", "123456789", "1234567", "777", "300 30000 200 300", "1" };
@@ -19,6 +20,7 @@ int main(void)
 		TRY(close(fd));
 		snprintf(before[i], sizeof before[i], "%.127s", zoo_slurp(path));
 	}
+	shmmni = TRY(open("/proc/sys/kernel/shmmni", O_RDONLY));
 	zoo_ready();
 	zoo_wait();
 	for (int i = 0; i < 8; i++) {
@@ -26,5 +28,7 @@ int main(void)
 		if (strcmp(zoo_slurp(path), before[i]))
 			zoo_fail("%s was %s and is %s", names[i], before[i], zoo_slurp(path));
 	}
+	CHECK(pread(shmmni, text, sizeof text - 1, 0) > 0);
+	CHECK_EQ(atoi(text), 777);
 	zoo_pass();
 }

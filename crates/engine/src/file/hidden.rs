@@ -10,7 +10,7 @@ use rustix::fs::{Mode, OFlags};
 use torpor_policy::PathFile;
 
 use super::Found;
-use super::description::{open_flags, open_in, reopen, same_inode, through_mount, without_waiting};
+use super::description::{open_flags, open_in, same_inode, through_mount};
 use super::opener::Opener;
 use crate::error::{Context, Error, Result};
 use crate::namespace::mount::TreeMounts;
@@ -58,6 +58,5 @@ pub(super) fn open(cx: &Opener<'_>, file: &PathFile) -> Result<OwnedFd> {
     let found = by_handle(&root, &copy)?;
     let flags = open_flags(file.flags);
     cx.check_found((mnt_id, &file.path), flags, &found)?;
-    let _limited = cx.roots.limit(found.as_fd())?;
-    without_waiting(flags, |flags| reopen(&found, flags))
+    cx.roots.open_limited_at_home(&found, flags)
 }

@@ -61,7 +61,7 @@ use crate::namespace::{Namespaces, NsKind, nested_user, pid};
 use crate::network::asleep::{Asleep, Connections};
 use crate::options::Options;
 use crate::verdict::Verdict;
-use crate::{cgroup, cpuinfo, judge, open_files};
+use crate::{cgroup, cpuinfo, judge, open_files, proc};
 
 pub use self::listed::unlisted;
 
@@ -416,6 +416,19 @@ impl<'a> Restore<'a> {
         }
     }
 
+    /// Has files of the kernel that are those of their opener's namespaces opened in those of the root task.
+    fn open_at_home(&mut self) -> Result<()> {
+        let own = i32::try_from(std::process::id()).unwrap_or_default();
+        let root = self.tasks.first().map_or(own, |root| root.pid);
+        self.roots.homes.clear();
+        for name in [NsKind::Cgroup, NsKind::Ipc, NsKind::Net].map(NsKind::name) {
+            if proc::ns_inode(root, name)? != proc::ns_inode(own, name)? {
+                self.roots.homes.push(proc::open(root, &format!("ns/{name}"))?.into());
+            }
+        }
+        Ok(())
+    }
+
     /// Finds the pages that were not looked for when the images were read.
     fn find_pages(&mut self) -> Result<()> {
         for task in self.tasks.iter_mut() {
@@ -470,7 +483,7 @@ impl<'a> Restore<'a> {
             ns.pid = pid;
             // It came into being with its first task; others may be born into it from outside.
             if ns.kind == NsKind::Pid && task != 0 {
-                ns.file = Some(crate::proc::open(pid, "ns/pid")?.into());
+                ns.file = Some(proc::open(pid, "ns/pid")?.into());
             }
         }
         Ok(())

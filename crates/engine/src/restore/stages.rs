@@ -367,6 +367,7 @@ fn build(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
 fn finish(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     let files = cx.id_maps.own_files().context(|| "become the owner of files".to_owned())?;
     tree::join_groups(cx)?;
+    cx.open_at_home()?;
     time::restore_others(&mut cx.ns, &mut cx.tasks)?;
     task::restore_paths(cx)?;
     tracing::info!("Restoring descriptors and threads");

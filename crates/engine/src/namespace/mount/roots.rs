@@ -14,6 +14,7 @@ use torpor_sys::rights::{FileRights, Limited};
 use crate::error::{Context, Error, Result};
 use crate::file::description::{duplicate, open_in, reopen, same_inode, without_waiting};
 use crate::file::given_rights::GivenRights;
+use crate::namespace::run_in;
 
 /// `CAP_DAC_OVERRIDE`, `CAP_FOWNER` (linux/capability.h).
 const DAC_OVERRIDE: u32 = 1;
@@ -37,6 +38,8 @@ pub(crate) struct Roots {
     pub rights: Option<GivenRights>,
     /// Whether they are those of a user of this host (`--files-as`).
     pub of_user: bool,
+    /// The namespaces of the root task that are not this program's, of the kinds by which files of the kernel are those of their opener.
+    pub homes: Vec<OwnedFd>,
 }
 
 impl Roots {
@@ -90,7 +93,8 @@ impl Roots {
     /// What is there is looked up first (`O_PATH`) and opened, even by a device's driver, only if `judge` lets it be.
     /// `judge` says whether it belongs to a process of the tree, which is a root user's with all rights for the moment.
     /// It is opened with no more than what the calling runtime passed: its descriptor keeps the
-    /// credentials of its opener. The owner of a file could give itself the right to open it.
+    /// credentials of its opener. The owner of a file could give itself the right to open it. Of the kernel's files some keep the
+    /// namespaces of their opener as well: who may change a group is told by them, and settings are those of a namespace.
     ///
     /// # Errors
     /// Those of `judge`. If no mount namespace is known; `ENOENT`, `ENOTDIR` or `ELOOP` if the path leads nowhere there, `EACCES` if the
@@ -106,13 +110,53 @@ impl Roots {
         if flags.contains(OFlags::PATH) {
             return Ok(found);
         }
-        let limited = self.limit_over(&found, is_of_tree)?;
-        let opened = self.open_found(at, &found, flags);
+        if self.homes.is_empty() || !is_of_opener(&found)? {
+            return self.open_limited(at, &found, flags, is_of_tree);
+        }
+        run_in(&self.fds_of_homes(), || {
+            let there = self.find(at, flags)?;
+            match is_named_alike(&found, &there)? {
+                true => self.open_limited(at, &there, flags, is_of_tree),
+                false => Err(exchanged(at.1)),
+            }
+        })
+    }
+
+    /// Opens what a handle has led to, with no more than what the calling runtime passed, and in the namespaces of the tasks where
+    /// they count.
+    ///
+    /// # Errors
+    /// If the file cannot be opened with the flags.
+    pub(crate) fn open_limited_at_home(&self, found: &OwnedFd, flags: OFlags) -> Result<OwnedFd> {
+        let open = || {
+            let _limited = self.limit(found.as_fd())?;
+            without_waiting(flags, |flags| reopen(found, flags))
+        };
+        match self.homes.is_empty() || !is_of_opener(found)? {
+            true => open(),
+            false => run_in(&self.fds_of_homes(), open),
+        }
+    }
+
+    fn fds_of_homes(&self) -> Vec<BorrowedFd<'_>> {
+        self.homes.iter().map(AsFd::as_fd).collect()
+    }
+
+    /// Opens what a path has led to with no more than what the calling runtime passed.
+    fn open_limited(
+        &self,
+        at: PathAt<'_>,
+        found: &OwnedFd,
+        flags: OFlags,
+        is_of_tree: bool,
+    ) -> Result<OwnedFd> {
+        let limited = self.limit_over(found, is_of_tree)?;
+        let opened = self.open_found(at, found, flags);
         drop(limited);
         match opened {
-            Err(denied) if denied.is_denial() => match self.open_as_owner(&found, flags)? {
+            Err(denied) if denied.is_denial() => match self.open_as_owner(found, flags)? {
                 Some(opened) => Ok(opened),
-                None if self.is_firm(at)? => self.open_found(at, &found, flags),
+                None if self.is_firm(at)? => self.open_found(at, found, flags),
                 None => Err(self.said(denied)),
             },
             other => other,
@@ -182,10 +226,7 @@ impl Roots {
             let stat = |file| rustix::fs::fstat(file).context(|| "fstat".to_owned());
             match same_inode(&stat(found)?, &stat(&opened)?) {
                 true => Ok(opened),
-                false => Err(Error::invalid(
-                    String::from_utf8_lossy(path),
-                    "somebody has put something else in its place".to_owned(),
-                )),
+                false => Err(exchanged(path)),
             }
         })
     }
@@ -350,6 +391,27 @@ impl Roots {
     }
 }
 
+/// Whether a file is of a file system whose files keep the namespaces of their opener (cgroups), or are those of a namespace
+/// (settings, in procfs).
+fn is_of_opener(file: &OwnedFd) -> Result<bool> {
+    let fs = rustix::fs::fstatfs(file).context(|| "fstatfs".to_owned())?;
+    Ok([libc::PROC_SUPER_MAGIC, libc::CGROUP_SUPER_MAGIC, libc::CGROUP2_SUPER_MAGIC]
+        .contains(&fs.f_type))
+}
+
+/// Whether two files of one file system have the same path.
+fn is_named_alike(a: &OwnedFd, b: &OwnedFd) -> Result<bool> {
+    let what = || "look at a file of the kernel".to_owned();
+    let device = |file: &OwnedFd| rustix::fs::fstat(file).map(|stat| stat.st_dev).context(what);
+    let path = |file: &OwnedFd| std::fs::read_link(link_of(file)).context(what);
+    Ok(device(a)? == device(b)? && path(a)? == path(b)?)
+}
+
+fn exchanged(path: &[u8]) -> Error {
+    let path = String::from_utf8_lossy(path);
+    Error::invalid(path, "somebody has put something else in its place".to_owned())
+}
+
 /// What is done with fewer rights, for errors.
 fn as_user() -> String {
     "open a file as the container's user".to_owned()
@@ -420,6 +482,7 @@ mod tests {
     use torpor_policy::{Capabilities, IdExtent, Opening, UserMaps};
 
     use super::*;
+    use crate::namespace::NsKind;
 
     /// What is laid out below `dir`, where paths begin, for a user who may open no more than its own.
     fn of_user(dir: &Path) -> Roots {
@@ -464,6 +527,46 @@ mod tests {
         }
         // No directory to work in, either.
         assert!(roots.find((-1, b"/own/dir/below/secret"), OFlags::PATH).is_err());
+    }
+
+    /// Settings are those of the network of whoever looks for them.
+    #[test]
+    fn files_of_the_kernel_are_those_of_the_tasks() {
+        const SETTING: &str = "/proc/sys/net/ipv4/ip_default_ttl";
+        let space = crate::namespace::testing::fresh(NsKind::Net);
+        let set = || std::fs::write(SETTING, "77").context(|| SETTING.to_owned());
+        run_in(&[space.as_fd()], set).unwrap();
+        let root = std::fs::File::open("/").unwrap().into();
+        let mut roots =
+            Roots { by_ns: HashMap::from([(1, root)]), first: Some(1), ..Roots::default() };
+        let read = |roots: &Roots| {
+            let opened = roots.open_path((-1, SETTING.as_bytes()), OFlags::RDONLY, |_| Ok(false));
+            std::io::read_to_string(std::fs::File::from(opened.unwrap())).unwrap()
+        };
+        assert_ne!(read(&roots), "77\n");
+        roots.homes.push(space);
+        assert_eq!(read(&roots), "77\n");
+        let ours = roots.open_path((-1, b"/dev/null"), OFlags::RDWR, |_| Ok(false)).unwrap();
+        assert!(!is_of_opener(&ours).unwrap());
+    }
+
+    /// The list of segments is that of the namespace of whoever opens it.
+    #[test]
+    fn what_a_handle_leads_to_is_opened_in_the_namespaces_of_the_tasks() {
+        let space = crate::namespace::testing::fresh(NsKind::Ipc);
+        let make =
+            || torpor_sys::ipc::shm_create(0x7073, 4096, 0o1600).context(|| "shmget".to_owned());
+        run_in(&[space.as_fd()], make).unwrap();
+        let list = rustix::fs::open("/proc/sysvipc/shm", OFlags::PATH, Mode::empty()).unwrap();
+        let mut roots = Roots::default();
+        let has_it = |roots: &Roots| {
+            let opened = roots.open_limited_at_home(&list, OFlags::RDONLY).unwrap();
+            let list = std::io::read_to_string(std::fs::File::from(opened)).unwrap();
+            list.lines().any(|line| line.trim_start().starts_with("28787 "))
+        };
+        assert!(!has_it(&roots));
+        roots.homes.push(space);
+        assert!(has_it(&roots));
     }
 
     /// To open a device can do something by itself: a watchdog begins to count.
