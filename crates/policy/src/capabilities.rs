@@ -57,6 +57,7 @@ pub(crate) mod number {
     pub(crate) const DAC_READ_SEARCH: u32 = 2;
     pub(crate) const SETGID: u32 = 6;
     pub(crate) const SETUID: u32 = 7;
+    pub(crate) const SETPCAP: u32 = 8;
     pub(crate) const NET_BIND_SERVICE: u32 = 10;
     pub(crate) const NET_BROADCAST: u32 = 11;
     pub(crate) const NET_ADMIN: u32 = 12;

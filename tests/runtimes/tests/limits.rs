@@ -353,6 +353,16 @@ fn limits() {
                 &["fs-1.img: task 1: the root directory \"/vol\", which takes CAP_SYS_CHROOT", USE],
             ),
             (
+                "capabilities that stay when a program becomes another user",
+                |images| {
+                    images.core(1, |core| {
+                        let thread = core.thread_core.as_mut().unwrap();
+                        thread.creds.as_mut().unwrap().secbits = 1 << 2;
+                    });
+                },
+                &["core-1.img: task 1: the security bits 0x4, which takes CAP_SETPCAP", USE],
+            ),
+            (
                 "not to be killed",
                 |images| {
                     images.core(1, |core| core.tc.as_mut().unwrap().oom_score_adj = Some(-1000))

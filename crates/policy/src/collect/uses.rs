@@ -21,6 +21,7 @@
 //! | signalfd, eventfd, other epoll sets, inotify, memfd, pidfd of a task of the tree | nothing: anybody makes them |
 //! | perf events, eBPF maps, `memfd_secret` | no restore makes them |
 //! | a root directory of a task's own | `capabilities.use`, unless the tasks may have `CAP_SYS_CHROOT` |
+//! | security bits that not everybody may set | `capabilities.use`, unless the tasks may have `CAP_SETPCAP` |
 //! | nice values of sessions (autogroup) | no image has them |
 
 use std::collections::{HashMap, HashSet};
@@ -32,8 +33,9 @@ use super::checkpoint::{Checkpoint, Requests, Task};
 use super::limits::most_locked;
 use super::values::Values;
 use crate::capabilities::number::{
-    BLOCK_SUSPEND, SYS_ADMIN, SYS_CHROOT, SYS_PTRACE, SYS_RAWIO, WAKE_ALARM,
+    BLOCK_SUSPEND, SETPCAP, SYS_ADMIN, SYS_CHROOT, SYS_PTRACE, SYS_RAWIO, WAKE_ALARM,
 };
+use crate::credentials::Credentials;
 use crate::error::Result;
 use crate::io_uring::IoUring;
 use crate::passed::Passed;
@@ -58,6 +60,9 @@ const LOWEST: &str = "vm/mmap_min_addr";
 const USER_NAMESPACES: &str = "kernel/unprivileged_userns_clone";
 /// Whether AppArmor keeps them for programs that have a profile (1).
 const NEEDS_PROFILE: &str = "kernel/apparmor_restrict_unprivileged_userns";
+/// The security bits that every thread may set (linux/securebits.h): to keep capabilities with other ids, and, since Linux 6.14,
+/// what it executes.
+const BITS_FOR_ALL: u32 = libc::SECBIT_KEEP_CAPS.cast_unsigned() | 0xf00;
 /// The lowest address that everybody may map, as a rule (`CONFIG_DEFAULT_MMAP_MIN_ADDR` of distributions).
 pub const LOWEST_ADDRESS: u64 = 1 << 16;
 
@@ -100,6 +105,9 @@ pub(super) fn collect(
     }
     if !passed.grants(SYS_CHROOT) {
         root_directories(checkpoint, all);
+    }
+    if !passed.grants(SETPCAP) {
+        security_bits(checkpoint, all);
     }
     pipes(checkpoint, kind::PIPES_DATA, here, all)?;
     pipes(checkpoint, kind::FIFO_DATA, here, all)
@@ -187,6 +195,25 @@ fn root_directories(checkpoint: &Checkpoint<'_>, all: &mut Requests) {
     }
 }
 
+/// Bits that decide which capabilities programs with rights of their own keep: one that gives its rights up would have them
+/// still.
+fn security_bits(checkpoint: &Checkpoint<'_>, all: &mut Requests) {
+    let has_bits = |task: &&Task<'_>| !task.zombie && !checkpoint.is_nested_user(task);
+    for task in checkpoint.tasks.iter().filter(has_bits) {
+        for (&thread, credentials) in task.threads.iter().zip(task.credentials) {
+            if let Some(ask) = credentials.as_ref().and_then(bits_of) {
+                all.add(kind::CORE.file_name(thread.into()), Some(thread), ask);
+            }
+        }
+    }
+}
+
+fn bits_of(credentials: &Credentials) -> Option<Ask> {
+    let kept = credentials.security_bits & !BITS_FOR_ALL;
+    let text = || format!("the security bits {kept:#x}");
+    (kept != 0).then(|| Ask::Use { text: text(), capability: SETPCAP })
+}
+
 /// What waits in a pipe, or in a fifo.
 fn queued(image: Kind, pipe: &PipeContent) -> QueuedData {
     let queue = match image == kind::FIFO_DATA {
@@ -263,6 +290,21 @@ mod tests {
         let ring = FileEntry { torpor_io_uring: ring, ..FileEntry::default() };
         assert!([asked(&ring, None), asked(&ring, Some("0"))].concat().is_empty());
         assert_eq!(asked(&ring, Some("1")), [SYS_ADMIN]);
+    }
+
+    #[test]
+    fn security_bits_that_not_everybody_can_set() {
+        let asked = |security_bits| {
+            bits_of(&Credentials { security_bits, ..Credentials::default() })
+                .map(|ask| ask.to_string())
+        };
+        for free in [0, 1 << 4, 0xf10] {
+            assert_eq!(asked(free), None, "{free:#x}");
+        }
+        for kept in [1, 1 << 2, 1 << 5, 1 << 6, 1 << 7, 1 << 12] {
+            let wanted = format!("the security bits {kept:#x}, which takes CAP_SETPCAP");
+            assert_eq!(asked(kept | 0xf10), Some(wanted));
+        }
     }
 
     #[test]
