@@ -155,6 +155,7 @@ fn answer(
             let mut job = job(connection, base, request.opts, Some(Images::Read))?;
             policy::load(&mut job.settings)?;
             job.settings.engine.trust.spec = policy::spec(&job.directory)?;
+            job.check_pipes()?;
             let mut hooks = hooks(connection, &job);
             let report = work::restore(&job.settings, &mut hooks)?;
             stats::log(&job.settings, &report);

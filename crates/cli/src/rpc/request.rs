@@ -101,6 +101,28 @@ pub(super) struct Job {
     pub directory: PathBuf,
     /// Descriptors that paths in the settings lead through.
     pub held: Vec<OwnedFd>,
+    /// What is given for pipes by other descriptors than the standard three: the number and the key.
+    further_pipes: Vec<(i32, String)>,
+}
+
+impl Job {
+    /// Refuses pipes that no runtime gives a container. runc gives any descriptor for a pipe where a file among the images
+    /// (`descriptors.json`) has it so, also one that its own caller has left open.
+    ///
+    /// # Errors
+    /// If there is one, and the client is a runtime.
+    pub(super) fn check_pipes(&self) -> Result<(), Failure> {
+        let is_runtimes = self.settings.engine.trust.spec.is_some();
+        match self.further_pipes.first().filter(|_| is_runtimes) {
+            None => Ok(()),
+            Some((number, key)) => {
+                let text = format!(
+                    "inherit_fd: descriptor {number} for {key}: a container's pipes are its standard three"
+                );
+                Err(Failure::invalid(text).hint("descriptors.json, among the images, names more"))
+            }
+        }
+    }
 }
 
 /// Adds the options of a request to the settings that configuration files made.
@@ -109,7 +131,13 @@ pub(super) struct Job {
 /// The first field that makes no sense, or that there is no support for.
 pub(super) fn apply(base: &Settings, opts: CriuOpts, client: &Client<'_>) -> Result<Job, Failure> {
     let directory = client.path("");
-    let mut job = Job { settings: base.clone(), notify: false, directory, held: Vec::new() };
+    let mut job = Job {
+        settings: base.clone(),
+        notify: false,
+        directory,
+        held: Vec::new(),
+        further_pipes: Vec::new(),
+    };
     let config = opts.config_file.clone();
     job.settings.detached = true;
     take_over(&mut job, opts, client)?;
@@ -352,6 +380,9 @@ fn take_over(job: &mut Job, opts: CriuOpts, client: &Client<'_>) -> Result<(), F
         }
         let fd = client.passed_on("inherit_fd", inherited.fd)?;
         check_pipe(&inherited, &fd)?;
+        if inherited.fd > libc::STDERR_FILENO && inherited.key.contains("pipe:") {
+            job.further_pipes.push((inherited.fd, inherited.key.clone()));
+        }
         e.given.inherit_fd.push(InheritFd { fd, key: inherited.key });
     }
 
@@ -503,6 +534,22 @@ mod tests {
         let key = &opts.inherit_fd[0].key;
         let wanted = format!("inherit_fd: descriptor {directory} is a directory, and not {key}");
         assert_eq!(refused(&opts, &[directory]), wanted);
+    }
+
+    /// Whatever else is open for those whom runc starts.
+    #[test]
+    fn a_container_has_no_pipes_but_its_standard_three() {
+        let of = |name: &str, spec: Option<&[u8]>| {
+            let mut job = job(name);
+            let spec = spec.and_then(|text| torpor_policy::Spec::parse(text).unwrap());
+            job.settings.engine.trust.spec = spec.map(Arc::new);
+            job.check_pipes().map_err(|failure| failure.text)
+        };
+        let spec: Option<&[u8]> = Some(br#"{"ociVersion": "1.0.2"}"#);
+        let refused = of("restore-pipes", spec).unwrap_err();
+        assert!(refused.contains(" for pipe:[44825]: "), "{refused}");
+        // Others give what they like, and a runtime namespaces.
+        assert_eq!([of("restore-pipes", None), of("restore-external-ns", spec)], [Ok(()), Ok(())]);
     }
 
     #[test]
