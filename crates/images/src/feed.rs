@@ -82,7 +82,7 @@ impl Feed {
         if !is(SOCKET, FileType::Socket)? {
             return Ok(None);
         }
-        match socket(dir) {
+        match own_socket(dir, SOCKET) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             opened => opened.map_err(|e| Error::io(&path.join(SOCKET), "open", e))?,
         };
@@ -136,23 +136,28 @@ impl Feed {
     }
 
     fn connect(&self) -> io::Result<UnixStream> {
-        let socket = socket(self.dir.as_fd())?;
+        let socket = own_socket(self.dir.as_fd(), SOCKET)?;
         // Its path may be longer than the address of a socket can be.
         UnixStream::connect(format!("/proc/self/fd/{}", socket.as_raw_fd()))
     }
 }
 
-/// The socket in a directory (`O_PATH`). Whoever owns the directory could listen there, and answer nothing: it belongs to root
-/// or to this user.
-fn socket(dir: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+/// The socket of this name in a directory (`O_PATH`). Whoever owns the directory could listen there, and answer nothing: it
+/// belongs to root or to this user.
+///
+/// # Errors
+/// If there is none; if it belongs to somebody else, or is no socket.
+pub fn own_socket(dir: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let socket = openat(dir, SOCKET, flags, Mode::empty())?;
+    let socket = openat(dir, name, flags, Mode::empty())?;
     let stat = fstat(&socket)?;
     let is_socket = FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
     let is_ours = [0, rustix::process::geteuid().as_raw()].contains(&stat.st_uid);
-    match is_socket && is_ours {
-        true => Ok(socket),
-        false => Err(io::Error::new(io::ErrorKind::PermissionDenied, "it belongs to another user")),
+    let refuse = |why| Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    match (is_socket, is_ours) {
+        (true, true) => Ok(socket),
+        (true, false) => refuse("it belongs to another user"),
+        (false, _) => refuse("it is no socket"),
     }
 }
 

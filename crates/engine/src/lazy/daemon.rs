@@ -1,7 +1,7 @@
 //! The pager: as a command of its own, or left behind by a restore.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,6 +12,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
     socket_with, socketpair,
 };
+use torpor_images::feed::own_socket;
 use torpor_images::{ImageDir, kind};
 use torpor_kernel::shortage::Shortage;
 use torpor_sys::peer::peer;
@@ -61,7 +62,7 @@ impl<'a> Daemon<'a> {
         let (dir, socket) = socket_in(opts.work_dir())?;
         let listener = match &opts.memory.lazy_listener {
             Some(given) => given.try_clone(),
-            None => listen_at(&socket),
+            None => listen_at(&socket, dir.as_fd()),
         };
         let what = || format!("listen at {}", opts.work_dir().join(super::SOCKET).display());
         let listener = listener.context(what)?;
@@ -176,12 +177,11 @@ pub(crate) fn own_pager(
     Ok(PagerLine { socket: ours })
 }
 
-/// Listens at `socket`, which gets its name when it does: whoever waits for the name connects then.
-fn listen_at(socket: &Path) -> std::io::Result<OwnedFd> {
-    let address = SocketAddrUnix::new(socket)?;
+/// Listens at `socket`, in `dir`, which gets its name when it does: whoever waits for the name connects then.
+fn listen_at(socket: &Path, dir: BorrowedFd<'_>) -> std::io::Result<OwnedFd> {
     let listener = new_socket()?;
     // One that nobody listens at any more is in the way; one that is used is not ours.
-    if connect(new_socket()?, &address) == Err(Errno::CONNREFUSED) {
+    if call_daemon(dir)?.is_err_and(|absent| absent == Errno::CONNREFUSED) {
         std::fs::remove_file(socket)?;
     }
     let unnamed = PathBuf::from(format!("{}.{}", socket.display(), std::process::id()));
@@ -197,18 +197,32 @@ fn listen_at(socket: &Path) -> std::io::Result<OwnedFd> {
 
 /// The daemon of the work directory; if there is none, whether there was one: nobody listens at its socket any more then.
 fn find_daemon(opts: &Options) -> Result<std::result::Result<PagerLine, Errno>> {
-    let (_dir, path) = socket_in(opts.work_dir())?;
+    let (dir, _) = socket_in(opts.work_dir())?;
     let what = || format!("connect to {}", opts.work_dir().join(super::SOCKET).display());
-    let socket = new_socket().context(what)?;
-    match connect(&socket, &SocketAddrUnix::new(&path).context(what)?) {
-        Ok(()) => {}
-        Err(absent @ (Errno::NOENT | Errno::CONNREFUSED)) => return Ok(Err(absent)),
-        Err(e) => return Err(e).context(what),
-    }
+    let socket = match call_daemon(dir.as_fd()).context(what)? {
+        Ok(socket) => socket,
+        Err(absent) => return Ok(Err(absent)),
+    };
     if peer(&socket).context(what)?.uid != rustix::process::geteuid().as_raw() {
         return Err(Error::Protocol("the lazy-pages process belongs to another user".to_owned()));
     }
     Ok(Ok(PagerLine { socket }))
+}
+
+/// A connection to whoever listens in a work directory; if there is nobody, why. Nobody waits there for a stranger, who
+/// takes as many connections as he likes.
+fn call_daemon(dir: BorrowedFd<'_>) -> std::io::Result<std::result::Result<OwnedFd, Errno>> {
+    let there = match own_socket(dir, super::SOCKET) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Err(Errno::NOENT)),
+        there => there?,
+    };
+    let socket = new_socket()?;
+    let path = format!("/proc/self/fd/{}", there.as_raw_fd());
+    match connect(&socket, &SocketAddrUnix::new(path)?) {
+        Ok(()) => Ok(Ok(socket)),
+        Err(Errno::CONNREFUSED) => Ok(Err(Errno::CONNREFUSED)),
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn new_socket() -> rustix::io::Result<OwnedFd> {
@@ -349,4 +363,42 @@ fn close_files(given: &Given) -> Result<()> {
     }
     rustix::stdio::dup2_stdin(&null).context(what)?;
     rustix::stdio::dup2_stdout(&null).context(what)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::os::unix::fs::{chown, symlink};
+
+    use super::*;
+
+    /// Whoever owns the work directory could listen there, and never take a connection.
+    #[test]
+    fn nobody_waits_for_a_stranger_in_the_work_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let work_dir = Some(dir.path().to_owned());
+        let opts = Options { work_dir, ..Options::default() };
+        let path = dir.path().join(super::super::SOCKET);
+        let (own, _) = socket_in(dir.path()).unwrap();
+        let none = |absent: Errno| assert_eq!(find_daemon(&opts).unwrap().unwrap_err(), absent);
+        none(Errno::NOENT);
+        let listener = listen_at(&path, own.as_fd()).unwrap();
+        assert!(find_daemon(&opts).unwrap().is_ok());
+        let strange = || {
+            let found = find_daemon(&opts).unwrap_err().to_string();
+            [found, listen_at(&path, own.as_fd()).unwrap_err().to_string()]
+        };
+        chown(&path, Some(4711), None).unwrap();
+        strange().iter().for_each(|why| assert!(why.contains("belongs to another user"), "{why}"));
+        chown(&path, Some(0), None).unwrap();
+        // Nor where a link leads to, whose ever that is.
+        let elsewhere = dir.path().join("elsewhere");
+        std::fs::rename(&path, &elsewhere).unwrap();
+        symlink(&elsewhere, &path).unwrap();
+        strange().iter().for_each(|why| assert!(why.contains("it is no socket"), "{why}"));
+        std::fs::rename(&elsewhere, &path).unwrap();
+        drop(listener);
+        none(Errno::CONNREFUSED);
+        listen_at(&path, own.as_fd()).unwrap();
+    }
 }
