@@ -12,7 +12,7 @@
 //! as long as the images take to decode.
 
 use std::cell::RefCell;
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -43,9 +43,38 @@ pub(crate) struct Look {
     pub told: Told,
 }
 
-/// Settings of networks and limits of IPC namespaces, by their paths below `/proc/sys`, and values that
-/// they have on this host or in a new namespace.
-pub(crate) type Told = HashSet<(String, String)>;
+/// Values of settings, by their paths below `/proc/sys`; none where this kernel has no such setting.
+type SettingsTold = HashMap<String, Option<String>>;
+
+/// What the reader was told of settings. It asks for what it likes: what it has not asked for is no less so.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Told {
+    /// The values that this host has.
+    pub here: SettingsTold,
+    /// Those that new namespaces have.
+    pub fresh: SettingsTold,
+}
+
+impl Told {
+    /// The value that this host has, also of what the reader has not asked for.
+    pub(crate) fn of_this_host(&self, name: &str) -> Option<String> {
+        self.here.get(name).map_or_else(|| setting(name), Clone::clone)
+    }
+
+    /// Whether a new namespace has the value.
+    pub(crate) fn is_fresh(&self, name: &str, value: &str) -> bool {
+        has(&self.fresh, name, value)
+    }
+
+    /// Whether this host or a new namespace has it.
+    pub(crate) fn is_usual(&self, name: &str, value: &str) -> bool {
+        has(&self.here, name, value) || has(&self.fresh, name, value)
+    }
+}
+
+fn has(told: &SettingsTold, name: &str, value: &str) -> bool {
+    told.get(name).is_some_and(|known| known.as_deref() == Some(value))
+}
 
 /// No message is longer, in bytes.
 const MAX_MESSAGE: usize = 1 << 30;
@@ -131,13 +160,9 @@ pub(crate) fn look_here(
     fresh: Values<'_>,
 ) -> Result<Look> {
     let checkpoint = load::load(images, load::LookForPages::Later)?;
-    let told = RefCell::new(HashSet::new());
-    let note = |names: &[String], values: Vec<Option<String>>| {
-        told.borrow_mut().extend(pairs(names, &values));
-        values
-    };
-    let here = &|names: &[String]| note(names, here(names));
-    let fresh = &|names: &[String]| note(names, fresh(names));
+    let told = RefCell::new(Told::default());
+    let here = &|names: &[String]| note(&mut told.borrow_mut().here, names, here(names));
+    let fresh = &|names: &[String]| note(&mut told.borrow_mut().fresh, names, fresh(names));
     let settings = SysctlValues { names: conf::NAMES, here, fresh };
     let view = view(images, &checkpoint);
     let requests = collect(&view, &settings, passed)?;
@@ -230,18 +255,19 @@ fn tell(line: &File, images: &ImageDir, passed: &Passed) -> io::Result<()> {
     }
 }
 
-/// Names of settings, and the values that they have.
-fn pairs(names: &[String], values: &[Option<String>]) -> Vec<(String, String)> {
-    names
-        .iter()
-        .zip(values)
-        .filter_map(|(name, value)| Some((name.clone(), value.clone()?)))
-        .collect()
+/// Keeps the values that settings of these names have.
+fn note(
+    told: &mut SettingsTold,
+    names: &[String],
+    values: Vec<Option<String>>,
+) -> Vec<Option<String>> {
+    told.extend(names.iter().cloned().zip(values.iter().cloned()));
+    values
 }
 
 /// The supervisor's end: answers what the reader cannot know, until it is done.
 fn listen(line: File) -> Result<Look> {
-    let mut told = HashSet::new();
+    let mut told = Told::default();
     loop {
         let (kind, bytes) = receive(&line)
             .map_err(|_| Error::Unreadable("the process that reads the images has ended".into()))?;
@@ -261,8 +287,8 @@ fn listen(line: File) -> Result<Look> {
             _ => return Err(senseless()),
         };
         let names = words.collect::<Vec<_>>();
-        let values = values(&names);
-        told.extend(pairs(&names, &values));
+        let known = if kind == HERE { &mut told.here } else { &mut told.fresh };
+        let values = note(known, &names, values(&names));
         let values: Vec<_> = values.iter().map(Option::as_deref).collect();
         send(&line, VALUES, &values).context(|| "answer the reader of images".to_owned())?;
     }
@@ -280,7 +306,7 @@ fn look_of(bytes: &[u8]) -> Option<Look> {
         unsaid.insert(u32::from_le_bytes(*thread));
         rest = behind;
     }
-    Some(Look { requests: Request::decode(rest).ok()?, unsaid, told: HashSet::new() })
+    Some(Look { requests: Request::decode(rest).ok()?, unsaid, told: Told::default() })
 }
 
 /// Strings, each behind its length; the highest length is that of none.
@@ -359,5 +385,30 @@ fn fresh(names: &[String]) -> Vec<Option<String>> {
     match values {
         Ok(Ok(values)) => values,
         _ => vec![None; names.len()],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// A reader that has been taken over asks for what suits it, and of whom it likes.
+    #[test]
+    fn what_the_reader_asks_for_changes_nothing() {
+        let mut told = Told::default();
+        let limit = || "kernel/shmmax".to_owned();
+        note(&mut told.here, &[limit()], vec![Some("7".to_owned())]);
+        note(&mut told.fresh, &[limit()], vec![Some("8".to_owned())]);
+        let fresh = ["7", "8", "9"].map(|value| told.is_fresh(&limit(), value));
+        let usual = ["7", "8", "9"].map(|value| told.is_usual(&limit(), value));
+        assert_eq!((fresh, usual), ([false, true, false], [true, true, false]));
+        assert_eq!(told.of_this_host(&limit()).as_deref(), Some("7"));
+        let lowest = "vm/mmap_min_addr";
+        let now = std::fs::read_to_string(format!("/proc/sys/{lowest}")).unwrap();
+        assert_eq!(told.of_this_host(lowest).as_deref(), Some(now.trim()));
+        // What it was told that there is not, is not there.
+        note(&mut told.here, &[lowest.to_owned()], vec![None]);
+        assert_eq!(told.of_this_host(lowest), None);
     }
 }

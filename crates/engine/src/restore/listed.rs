@@ -39,7 +39,7 @@ pub(super) struct View<'a> {
     pub checkpoint: &'a Checkpoint,
     /// What the caller has passed.
     pub passed: &'a Passed,
-    /// Settings of networks that a plan leaves out, by the names that they are known by.
+    /// What of settings a plan leaves out.
     pub told: &'a Told,
 }
 
@@ -189,11 +189,7 @@ fn rights(image: &TaskImage, (maps, spaces): (&IdMaps, &Namespaces), things: &mu
 /// objects, files in memory, devices that groups allow. And what no rule limits: names, clocks and formats
 /// of namespaces, tables of descriptors, locks, terminals, names of Unix sockets.
 fn powers(view: &View<'_>, things: &mut Things<'_>) -> Result<()> {
-    let told = |name: &String| {
-        let mut known = view.told.iter().filter(|(path, _)| path == name);
-        known.next().map(|(_, value)| value.clone())
-    };
-    let here = |names: &[String]| names.iter().map(told).collect();
+    let here = |names: &[String]| names.iter().map(|name| view.told.of_this_host(name)).collect();
     let checkpoint = reader::view(view.images, view.checkpoint);
     for Request { image, task, ask } in powers_of(&checkpoint, &here, view.passed)? {
         things.expect(image, task, &ask);
@@ -318,10 +314,8 @@ fn networks(
             things.expect_any(&image.file_name(ns.id.into()), "firewall rules", plan, is);
         }
         for setting in network.settings.all() {
-            let value = setting.value.clone();
-            let known = (setting.base_path(), value);
-            if !view.told.contains(&known) {
-                let ask = Ask::Sysctl { name: setting.key(), value: known.1 };
+            if !view.told.is_usual(&setting.base_path(), &setting.value) {
+                let ask = Ask::Sysctl { name: setting.key(), value: setting.value.clone() };
                 things.expect(&*setting.image, None, &ask);
             }
         }
@@ -334,9 +328,8 @@ fn limits_of_ipc(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) 
     let is_made = |ns: &&Namespace| !ns.is_host && !spaces.given.contains_key(&ns.id);
     for ns in spaces.of_kind(NsKind::Ipc).filter(is_made) {
         for setting in spaces.filling.objects(ns.id)?.setup.limits.all() {
-            let known = (setting.path(), setting.value.clone());
-            if !view.told.contains(&known) {
-                let ask = Ask::IpcLimit { name: setting.key(), value: known.1 };
+            if !view.told.is_fresh(&setting.path(), &setting.value) {
+                let ask = Ask::IpcLimit { name: setting.key(), value: setting.value.clone() };
                 things.expect(&*setting.image, None, &ask);
             }
         }

@@ -144,6 +144,33 @@ fn change_files(checkpoint: &mut Checkpoint, change: impl FnOnce(&mut Vec<FileEn
     checkpoint.files = OpenFile::all(&checkpoint.entries).unwrap();
 }
 
+/// A limit that this host has is none of a new namespace, whatever the reader has asked for.
+#[test]
+fn limits_of_this_host_are_no_limits_of_a_new_namespace() {
+    let (opts, images) = (Options::default(), copy("container"));
+    let passed = judge::passed(&opts).unwrap();
+    let Look { requests: mut plan, mut told, .. } = look(&images, &passed).unwrap();
+    let mut limits = vec![];
+    plan.retain(|request| match &request.ask {
+        Ask::IpcLimit { name, value } => {
+            told.here.insert(name.replace('.', "/"), Some(value.clone()));
+            limits.push(request.ask.to_string());
+            false
+        }
+        _ => true,
+    });
+    let checkpoint = load::load(&images, load::LookForPages::Later).unwrap();
+    let planned = Planned::new(&images, &checkpoint, &passed, &plan).unwrap();
+    let (images, checkpoint, passed) = (&images, &checkpoint, &passed);
+    let view = View { opts: &opts, images, planned: &planned, checkpoint, passed, told: &told };
+    let missing = missing(&view, &plan).unwrap();
+    let mut missing: Vec<String> = missing.into_iter().map(|(_, what)| what).collect();
+    limits.sort_unstable();
+    missing.sort_unstable();
+    assert!(!limits.is_empty());
+    assert_eq!(missing, limits);
+}
+
 /// The restore does not take the reader's word for numbers that lead somewhere.
 #[test]
 fn references_are_looked_at_again() {
