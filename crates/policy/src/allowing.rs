@@ -21,18 +21,20 @@ impl Policy {
         passed: &Passed,
     ) -> Vec<String> {
         let (mut policy, mut lines) = (self.clone(), vec![]);
+        let mut found = policy.judge(requests, origin, checked, passed);
         // What all images are denied hides what these are denied besides.
-        while let Some(violation) = policy.judge(requests, origin, checked, passed).first() {
+        while let Some(violation) = found.first() {
             let allowed = values(&violation.rule, requests).find_map(|value| {
                 let line = format!("{} = {value}", violation.rule);
                 let mut with = policy.clone();
                 with.amend(&line).ok()?;
-                let found = with.judge(requests, origin, checked, passed);
-                found.iter().all(|other| other.rule != violation.rule).then_some((line, with))
+                let rest = with.judge(requests, origin, checked, passed);
+                let is_allowed = rest.iter().all(|other| other.rule != violation.rule);
+                is_allowed.then_some((line, with, rest))
             });
-            let Some((line, with)) = allowed else { break };
+            let Some((line, with, rest)) = allowed else { break };
             lines.push(line);
-            policy = with;
+            (policy, found) = (with, rest);
         }
         lines
     }
