@@ -97,6 +97,17 @@ fn files_of_others() {
             entry.ify = Some(InotifyFileEntry { id, wd: vec![watch], ..Default::default() });
         });
     }
+    /// What is in memory only is opened with all rights.
+    fn in_memory(images: &Images) {
+        images.memory(|mm| {
+            // Private mappings of files are shared ones of files in memory, open for reading and writing.
+            let files = mm.vmas.iter_mut().filter(|area| area.status & 0x40 != 0);
+            files.for_each(|area| {
+                (area.status, area.flags, area.fdflags) = (0x4081, 1, Some(2));
+            });
+        });
+    }
+    const IN_MEMORY: &[&str] = &["mm-1.img: mapping", "which is no file in memory"];
     const UNREADABLE: &str = "would be watched, which the container's user may not read";
     const WATCHED: &[&str] = &["files.img: /secret", UNREADABLE];
     const NAMES: &[&str] = &["files.img: /closed", UNREADABLE];
@@ -133,6 +144,7 @@ fn files_of_others() {
                 |images| other_file(images, "/proc", "/proc/kmsg"),
                 &["open /proc/kmsg", RIGHTS],
             ),
+            ("root's programs, to be written to", in_memory, IN_MEMORY),
         ],
         |images| {
             other_file(images, "/", "/mine");

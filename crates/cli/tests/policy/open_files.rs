@@ -1,7 +1,8 @@
 //! Open files that no dump writes.
 
-use torpor_images::proto::{FdTypes, FileEntry, InetSkEntry, PipeEntry};
+use torpor_images::proto::{FdTypes, FileEntry, InetSkEntry, MmEntry, PipeEntry};
 use torpor_images::{ImageDir, kind};
+use torpor_policy::memory::status::{FILE_PRIVATE, FILE_SHARED, MEMFD, REGULAR};
 
 use super::Asleep;
 
@@ -84,4 +85,20 @@ fn ends_of_pipes_for_nothing() {
         pipe(flags);
         task.allowed(&[]);
     }
+}
+
+/// What is in memory only is opened with all rights.
+#[test]
+fn a_path_is_mapped_as_no_file_in_memory() {
+    let task = Asleep::new(&["--uts"], ":");
+    let images = ImageDir::open(task.images()).unwrap();
+    let root = u64::from(task.root());
+    let mut memory: MmEntry = images.read_one(kind::MM, root).unwrap();
+    let area = memory.vmas.iter_mut().find(|area| area.status & FILE_PRIVATE != 0).unwrap();
+    (area.status, area.flags, area.fdflags) = (REGULAR | MEMFD | FILE_SHARED, 1, Some(2));
+    let (start, file) = (area.start, area.shmid);
+    images.write_one(kind::MM, root, &memory).unwrap();
+    let why =
+        format!("mm-{root}.img: mapping {start:x} is of file {file}, which is no file in memory");
+    task.denied(&[], &[&why]);
 }

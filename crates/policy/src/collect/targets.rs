@@ -1,5 +1,6 @@
-//! What open files, locks and clocks refer to besides paths, mounts and namespaces: other open files, terminals, files
-//! in memory, network devices, tasks. A number that leads to none of them is an error, whatever the policy says.
+//! What open files, mappings, locks and clocks refer to besides paths, mounts and namespaces: other open files,
+//! terminals, files in memory, network devices, tasks. A number that leads to none of them is an error, whatever the
+//! policy says.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter::successors;
@@ -12,6 +13,7 @@ use crate::clock_times::ClockTimes;
 use crate::error::{Result, invalid};
 use crate::fifo::FifoEnd;
 use crate::file_lock::FileLock;
+use crate::memory::{AreaKind, MemoryArea};
 use crate::memory_file::{MemoryFile, MemoryInode};
 use crate::namespace::NsKind;
 use crate::plain_file::Pidfd;
@@ -46,6 +48,7 @@ pub(super) fn check(checkpoint: &Checkpoint<'_>) -> Result<()> {
         }
     }
     in_memory(checkpoint)?;
+    mappings(checkpoint)?;
     terminals(checkpoint)?;
     locks(checkpoint)?;
     clocks(checkpoint)
@@ -84,6 +87,33 @@ fn in_memory(checkpoint: &Checkpoint<'_>) -> Result<()> {
             invalid(kind::MEMFD_INODE.file_name(0), format!("no inode {inode} for file {file}"))
         },
     )
+}
+
+/// What is mapped as a file in memory, or as the rings of something, is one: the restore has made it, and opens it with
+/// all rights and other flags. What a path leads to is opened as the tasks may.
+fn mappings(checkpoint: &Checkpoint<'_>) -> Result<()> {
+    let files: BTreeMap<u32, &FileEntry> =
+        checkpoint.files.iter().map(|entry| (entry.id, *entry)).collect();
+    for task in checkpoint.tasks.iter().filter(|task| !task.zombie) {
+        if let Some(reason) = task.areas.iter().find_map(|area| of_another_kind(area, &files)) {
+            return invalid(kind::MM.file_name(task.pid.into()), reason);
+        }
+    }
+    Ok(())
+}
+
+/// What is wrong with the kind of a mapping, if its file is of another one.
+fn of_another_kind(area: &MemoryArea, files: &BTreeMap<u32, &FileEntry>) -> Option<String> {
+    let (file, what, is): (u32, &str, fn(&FileEntry) -> bool) = match area.kind {
+        AreaKind::MemoryFile(file) => (file, "file in memory", |entry| entry.memfd.is_some()),
+        AreaKind::PacketRing(file) => (file, "packet socket", |entry| entry.psk.is_some()),
+        AreaKind::IoUring(file) => {
+            (file, "io_uring instance", |entry| entry.torpor_io_uring.is_some())
+        }
+        _ => return None,
+    };
+    let fits = files.get(&file).is_some_and(|entry| is(entry));
+    (!fits).then(|| format!("mapping {:x} is of file {file}, which is no {what}", area.start))
 }
 
 fn terminals(checkpoint: &Checkpoint<'_>) -> Result<()> {
@@ -128,4 +158,46 @@ fn clocks(checkpoint: &Checkpoint<'_>) -> Result<()> {
         let reason = "its maker lives in what is made in it".to_owned();
         invalid(kind::TIMENS.file_name(number.into()), reason)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use torpor_images::proto::{
+        MemfdFileEntry, PacketSockEntry, RegFileEntry, TorporIoUringEntry, VmaEntry,
+    };
+
+    use super::*;
+    use crate::memory::status::{FILE_SHARED, IO_URING, MEMFD, REGULAR, SOCKET};
+
+    #[test]
+    fn what_is_mapped_is_of_the_kind_that_is_said() {
+        let file = |id, change: fn(&mut FileEntry)| {
+            let mut entry = FileEntry { id, ..FileEntry::default() };
+            change(&mut entry);
+            entry
+        };
+        let files = [
+            file(0, |entry| entry.memfd = Some(MemfdFileEntry::default())),
+            file(1, |entry| entry.psk = Some(PacketSockEntry::default())),
+            file(2, |entry| entry.torpor_io_uring = Some(TorporIoUringEntry::default())),
+            file(3, |entry| entry.reg = Some(RegFileEntry::default())),
+        ];
+        let files: BTreeMap<u32, &FileEntry> = files.iter().map(|file| (file.id, file)).collect();
+        let kinds = [(MEMFD | FILE_SHARED, "memory"), (SOCKET, "socket"), (IO_URING, "instance")];
+        for (own, (status, what)) in (0_u32..).zip(kinds) {
+            for number in 0..5 {
+                let (start, end, flags) = (0x10_0000, 0x10_1000, 1); // MAP_SHARED
+                let (status, shmid) = (REGULAR | status, u64::from(number));
+                let entry = VmaEntry { start, end, flags, status, shmid, ..VmaEntry::default() };
+                let why = of_another_kind(&MemoryArea::of(&entry).unwrap(), &files);
+                assert_eq!(why.is_none(), number == own, "{what}, file {number}: {why:?}");
+                assert!(why.is_none_or(|why| why.ends_with(what)), "{what}, file {number}");
+            }
+        }
+        // A path may be mapped as what it is.
+        let entry = VmaEntry { end: 0x1000, flags: 1, shmid: 3, ..VmaEntry::default() };
+        let area = MemoryArea::of(&VmaEntry { status: REGULAR | FILE_SHARED, ..entry }).unwrap();
+        assert_eq!(of_another_kind(&area, &files), None);
+    }
 }
