@@ -1,9 +1,9 @@
 //! Pipes: their ends, their size, and what is queued in them.
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::OFlags;
+use rustix::fs::{FileType, OFlags};
 use rustix::pipe::PipeFlags;
 use torpor_images::ImageDir;
 use torpor_images::kind;
@@ -96,7 +96,7 @@ impl PipeRestorer {
         match ext::inherited(given, &FileKey::of_pipe(pipe)) {
             Some(file) => match ext::own_null(roots, file, access(pipe.flags))? {
                 Some(null) => Ok(null),
-                None => self.inherit(file, pipe),
+                None => self.inherit(roots, file, pipe),
             },
             None => self.end(pipe),
         }
@@ -154,30 +154,51 @@ impl PipeRestorer {
     }
 
     /// Takes the place of an end that was outside: the description that the caller
-    /// gave is used if it is like the old one, as sharing it was part of its state.
-    fn inherit(&mut self, file: impl AsFd, pipe: &PipeEnd) -> Result<OwnedFd> {
-        let now = rustix::fs::fcntl_getfl(&file).context(|| "F_GETFL".to_owned())?;
+    /// gave is used if it is like the old one, as sharing it was part of its state. Another one is for no more than what
+    /// was given, unless the tasks may open it so: it may be a file of this host, and no pipe.
+    fn inherit(&mut self, roots: &Roots, file: BorrowedFd<'_>, pipe: &PipeEnd) -> Result<OwnedFd> {
+        let now = rustix::fs::fcntl_getfl(file).context(|| "F_GETFL".to_owned())?;
         let wanted = open_flags(pipe.flags);
         let mode = access(pipe.flags);
         let first = self.given.insert((pipe.pipe, mode.bits()));
-        // What was on its way to the tree is in the image, unless it is the same pipe.
-        // What was on its way out is the outside's business.
-        let empty = rustix::io::ioctl_fionread(&file).is_ok_and(|n| n == 0);
-        if first && empty && mode == OFlags::RDONLY {
-            self.saved.fill(pipe.pipe, reopen(&file, OFlags::WRONLY | OFlags::NONBLOCK)?)?;
+        if first && mode == OFlags::RDONLY {
+            self.fill_given(file, pipe.pipe)?;
         }
         if first && access(now.bits()) == mode {
-            let end = duplicate(file.as_fd())?;
+            let end = duplicate(file)?;
             set_status_flags(&end, pipe.flags)?;
             return Ok(end);
         }
-        reopen(&file, wanted)
+        let is_given = [mode, OFlags::RDWR].contains(&access(now.bits()));
+        let _limited = if is_given { None } else { roots.limit(file)? };
+        reopen(file, wanted)
+    }
+
+    /// What was on its way to the tree is in the image, unless it is the same pipe. What was on its way out is the
+    /// outside's business.
+    fn fill_given(&mut self, file: BorrowedFd<'_>, pipe: u32) -> Result<()> {
+        let stat = rustix::fs::fstat(file).context(|| "fstat of a pipe".to_owned())?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Fifo {
+            if !self.saved.is_empty(pipe) {
+                tracing::warn!(
+                    "what waits in pipe {pipe} is lost: what is given for it is no pipe"
+                );
+            }
+            return Ok(());
+        }
+        match rustix::io::ioctl_fionread(file) {
+            Ok(0) => self.saved.fill(pipe, reopen(file, OFlags::WRONLY | OFlags::NONBLOCK)?),
+            _ => Ok(()),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+
+    use rustix::fs::Mode;
+    use torpor_images::proto::PipeDataEntry;
 
     use super::*;
     use crate::file::testing::{World, await_readable};
@@ -265,5 +286,38 @@ mod tests {
         let files = world.restore(&entries).unwrap();
         rustix::io::write(&files[0], b"out").unwrap();
         assert_eq!(read_all(&outer), b"out");
+    }
+
+    /// A log, say, of this host's root: images get no more of it than the caller gives, and write nothing there.
+    #[test]
+    fn what_is_given_for_an_end_may_be_a_file() {
+        const BOTH: OFlags = OFlags::RDWR;
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let images = ImageDir::create(dir.path().join("images")).unwrap();
+        let mut waiting = images.writer(kind::PIPES_DATA, 0).unwrap();
+        let entry = PipeDataEntry { pipe_id: 7, bytes: 4, ..PipeDataEntry::default() };
+        waiting.entry(&entry).unwrap();
+        waiting.raw(b"text").unwrap();
+        waiting.finish().unwrap();
+        let mut roots = Roots::default();
+        roots.limit_to_user(3_000_000_000 - std::process::id(), (65_534, Vec::new()));
+        let open = |given: OFlags, wanted: OFlags| {
+            let file = rustix::fs::open(&log, given | OFlags::CREATE, Mode::RUSR | Mode::WUSR);
+            let given = InheritFd { fd: Arc::new(file.unwrap()), key: "pipe:[7]".to_owned() };
+            let mut pipes = PipeRestorer::default();
+            pipes.load(&images, &[]).unwrap();
+            pipes.open(&[given], &roots, &PipeEnd { file: 1, pipe: 7, flags: wanted.bits() })
+        };
+        let (read, write) = (OFlags::RDONLY, OFlags::WRONLY);
+        for (given, wanted) in [(read, write), (read, BOTH), (write, read), (write, BOTH)] {
+            let error = open(given, wanted).unwrap_err();
+            assert!(error.is_denial(), "{given:?}, {wanted:?}: {error}");
+        }
+        for (given, wanted) in [(read, read), (write, write), (BOTH, read), (BOTH, write)] {
+            let file = open(given, wanted).unwrap();
+            assert_eq!(rustix::fs::fcntl_getfl(&file).unwrap() & OFlags::RWMODE, wanted);
+        }
+        assert_eq!(std::fs::read(&log).unwrap(), b"");
     }
 }
