@@ -1,8 +1,9 @@
 //! The pages of private memory, on all cores.
 
+use std::iter::Peekable;
 use std::ops::Range;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use torpor_policy::memory::MemoryArea;
 use torpor_sys::vm;
@@ -80,75 +81,87 @@ pub(super) fn fill(
 ) -> Result<u64> {
     let image = &task.image;
     let husk = task.threads.first().ok_or(Error::Gone { pid: image.vpid() })?;
-    let writable = |vma: &MemoryArea| {
+    let writable = &|vma: &MemoryArea| {
         let own = vma.kind.is_vdso() || vma.kind.is_ring();
         vma.is_private() && !own && !lazy.leaves(vma)
     };
-    let vmas = vmas.iter().filter(|v| writable(v));
+    let vmas = || vmas.iter().filter(move |v| writable(v));
     let there = match there {
         There::Inherited(inherited) if inherited.kept.is_empty() => There::Others,
         there => there,
     };
-    let pieces = cut(wanted, vmas);
     tracing::debug!("filling the memory of task {}, with up to {workers} threads", image.vpid());
     let filler = Filler { pid: husk.pid(), there, written: AtomicU64::new(0) };
-    filler.run(&batches(&pieces), workers)?;
+    let total = parts(wanted, vmas()).map(|part| part.len as u64).sum();
+    filler.run(Batches::new(parts(wanted, vmas())), total, workers)?;
     Ok(filler.written.into_inner())
 }
 
-/// Cuts the pages into pieces. Those of no mapping are the vDSO's, which the kernel
-/// provides.
-fn cut<'a>(pages: &'a Pages, vmas: impl Iterator<Item = &'a MemoryArea>) -> Vec<Part<'a>> {
-    let mut pieces: Vec<Part<'_>> = Vec::new();
-    for vma in vmas {
-        for (stretch, range) in pages.within(vma.range()) {
-            let mut at = range.start;
-            while at < range.end {
-                let left = usize::try_from(range.end - at).unwrap_or(CHUNK);
-                // A piece goes on in the next mapping, if the pages do.
-                let len = match pieces.last_mut() {
-                    Some(last) if goes_on_at(last, at, stretch) => {
-                        let len = left.min(CHUNK - last.len);
-                        last.len += len;
-                        len
-                    }
-                    _ => {
-                        let len = left.min(CHUNK);
-                        pieces.push(Part { vaddr: at, len, stretch });
-                        len
-                    }
-                };
-                at += len as u64;
-            }
-        }
+/// The pages in mappings. Those of no mapping are the vDSO's, which the kernel provides.
+fn parts<'a>(
+    pages: &'a Pages,
+    vmas: impl Iterator<Item = &'a MemoryArea>,
+) -> impl Iterator<Item = Part<'a>> {
+    vmas.flat_map(|vma| pages.within(vma.range())).map(|(stretch, range)| {
+        let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+        Part { vaddr: range.start, len, stretch }
+    })
+}
+
+/// Pieces that are copied at once, one batch after the other: images can have pages of zeros by the terabyte, and all
+/// pieces of these would have no room.
+struct Batches<'a, I: Iterator<Item = Part<'a>>> {
+    parts: Peekable<I>,
+    /// What is left of a part.
+    left: Option<Part<'a>>,
+}
+
+impl<'a, I: Iterator<Item = Part<'a>>> Batches<'a, I> {
+    fn new(parts: I) -> Self {
+        Batches { parts: parts.peekable(), left: None }
     }
-    pieces
-}
 
-/// Whether the pages of `stretch` at `address` follow a piece, and there is room for some.
-fn goes_on_at(piece: &Part<'_>, address: u64, stretch: &Stretch) -> bool {
-    piece.range().end == address && std::ptr::eq(piece.stretch, stretch) && piece.len < CHUNK
-}
-
-/// Puts pieces together that are copied at once.
-fn batches<'p, 'a>(mut pieces: &'p [Part<'a>]) -> Vec<&'p [Part<'a>]> {
-    let mut all = Vec::new();
-    while !pieces.is_empty() {
-        let mut len = 0;
-        let fits = |piece: &&Part<'_>| {
-            len += piece.len;
-            len <= CHUNK
+    /// The next part. It goes on in the next mapping, if the pages do.
+    fn part(&mut self) -> Option<Part<'a>> {
+        let mut part = self.left.take().or_else(|| self.parts.next())?;
+        let goes_on = |part: &Part<'_>, next: &Part<'_>| {
+            part.range().end == next.vaddr && std::ptr::eq(part.stretch, next.stretch)
         };
-        let count = pieces.iter().take(MOST).take_while(fits).count();
-        let (batch, others) = pieces.split_at(count.max(1));
-        all.push(batch);
-        pieces = others;
+        while let Some(next) = self.parts.next_if(|next| goes_on(&part, next)) {
+            part.len += next.len;
+        }
+        Some(part)
     }
-    all
+}
+
+impl<'a, I: Iterator<Item = Part<'a>>> Iterator for Batches<'a, I> {
+    type Item = Vec<Part<'a>>;
+
+    fn next(&mut self) -> Option<Vec<Part<'a>>> {
+        let (mut batch, mut room) = (Vec::new(), CHUNK);
+        while batch.len() < MOST {
+            let Some(part) = self.part() else { break };
+            let len = part.len.min(CHUNK);
+            if len > room {
+                self.left = Some(part);
+                break;
+            }
+            room -= len;
+            batch.push(Part { len, ..part });
+            let (vaddr, rest) = (part.vaddr + len as u64, part.len - len);
+            self.left = (rest > 0).then_some(Part { vaddr, len: rest, ..part });
+        }
+        (!batch.is_empty()).then_some(batch)
+    }
 }
 
 fn bytes_of(batch: &[Part<'_>]) -> usize {
     batch.iter().map(|piece| piece.len).sum()
+}
+
+/// Whoever panicked has left nothing half done behind.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Copies pages into a husk, on all cores.
@@ -160,42 +173,50 @@ struct Filler<'a> {
 }
 
 impl Filler<'_> {
-    fn run(&self, batches: &[&[Part<'_>]], workers: usize) -> Result<()> {
-        let total: usize = batches.iter().map(|batch| bytes_of(batch)).sum();
-        let next = AtomicUsize::new(0);
+    /// Copies batches, which have `total` bytes.
+    fn run<'p>(
+        &self,
+        batches: impl Iterator<Item = Vec<Part<'p>>> + Send,
+        total: u64,
+        workers: usize,
+    ) -> Result<()> {
+        let next = Mutex::new(Some(batches));
+        let room = usize::try_from(total).unwrap_or(CHUNK).min(CHUNK);
         // A thread is not worth its start for less.
         if total < 1 << 20 || workers == 1 {
-            return self.work(batches, &next);
+            return self.work(&next, room);
         }
         let failed: Mutex<Result<()>> = Mutex::new(Ok(()));
         std::thread::scope(|scope| {
             for _ in 0..workers {
                 scope.spawn(|| {
-                    if let Err(e) = self.work(batches, &next) {
-                        next.store(batches.len(), Ordering::Relaxed);
-                        if let Ok(mut failed) = failed.lock() {
-                            *failed = Err(e);
-                        }
+                    if let Err(e) = self.work(&next, room) {
+                        *locked(&next) = None;
+                        *locked(&failed) = Err(e);
                     }
                 });
             }
         });
-        failed.into_inner().unwrap_or_else(|e| e.into_inner())
+        failed.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes batches until there are no more.
-    fn work(&self, batches: &[&[Part<'_>]], next: &AtomicUsize) -> Result<()> {
-        let largest = batches.iter().map(|batch| bytes_of(batch)).max().unwrap_or(0);
-        let mut buffer = vec![0u8; largest];
+    /// Takes batches, of `room` bytes at most, until there are no more.
+    fn work<'p>(
+        &self,
+        next: &Mutex<Option<impl Iterator<Item = Vec<Part<'p>>>>>,
+        room: usize,
+    ) -> Result<()> {
+        let mut buffer = vec![0u8; room];
         let compares = !matches!(self.there, There::Others);
-        let mut other = vec![0u8; if compares { largest } else { 0 }];
-        while let Some(batch) = batches.get(next.fetch_add(1, Ordering::Relaxed)) {
+        let mut other = vec![0u8; if compares { room } else { 0 }];
+        let take = || locked(next).as_mut()?.next();
+        while let Some(batch) = take() {
             if !compares {
-                read_parts(batch, &mut buffer[..bytes_of(batch)])?;
-                self.put_all(batch, &buffer)?;
+                read_parts(&batch, &mut buffer[..bytes_of(&batch)])?;
+                self.put_all(&batch, &buffer)?;
                 continue;
             }
-            for piece in *batch {
+            for piece in &batch {
                 self.copy_changed(piece, &mut buffer[..piece.len], &mut other[..piece.len])?;
             }
         }
@@ -311,5 +332,69 @@ impl Inherited<'_> {
             known[at / page..(at + len) / page].fill(true);
         }
         Ok(known)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use torpor_images::pagemap::{PagemapWriter, Run};
+    use torpor_images::proto::VmaEntry;
+    use torpor_images::{ImageDir, kind};
+    use torpor_policy::memory::status::{ANON_PRIVATE, REGULAR};
+
+    use super::*;
+
+    /// Pages of zeros: runs of these addresses.
+    fn zeros(runs: &[Range<u64>]) -> Pages {
+        let dir = tempfile::tempdir().unwrap();
+        let images = ImageDir::open(dir.path()).unwrap();
+        let mut map = PagemapWriter::create(&images, kind::PAGEMAP, 7, 7).unwrap();
+        for run in runs {
+            let (vaddr, pages) = (run.start, (run.end - run.start) / PAGE);
+            map.push(Run { vaddr, pages, ..Run::default() }).unwrap();
+        }
+        map.finish().unwrap();
+        Pages::load(&images, kind::PAGEMAP, 7).unwrap()
+    }
+
+    fn area(range: Range<u64>) -> MemoryArea {
+        let (Range { start, end }, status) = (range, REGULAR | ANON_PRIVATE);
+        let flags = 2; // MAP_PRIVATE
+        MemoryArea::of(&VmaEntry { start, end, flags, status, ..VmaEntry::default() }).unwrap()
+    }
+
+    /// Where the pieces of the first batches are.
+    fn first(pages: &Pages, areas: &[MemoryArea], count: usize) -> Vec<Vec<Range<u64>>> {
+        let batches = Batches::new(parts(pages, areas.iter())).take(count);
+        batches.map(|batch| batch.iter().map(Part::range).collect()).collect()
+    }
+
+    /// A few bytes of an image can stand for more pieces than there is memory for.
+    #[test]
+    fn pieces_are_made_as_they_are_needed() {
+        let (start, end, chunk) = (1 << 20, 1 << 46, CHUNK as u64);
+        let pages = zeros(std::slice::from_ref(&(start..end)));
+        let batches = first(&pages, &[area(start..end)], 3);
+        let at = |number: u64| start + number * chunk;
+        let wanted: Vec<_> = (0..3).map(|number| vec![at(number)..at(number + 1)]).collect();
+        assert_eq!(batches, wanted);
+    }
+
+    #[test]
+    fn batches_have_what_mappings_have() {
+        let at = |page: u64| (1 << 20) + page * PAGE;
+        let page = |page: u64| at(page)..at(page + 1);
+        let pages = zeros(&[at(0)..at(100), at(200)..at(201), at(202)..at(203)]);
+        // Two neighbours, one that begins within what is there, one without pages, and one with holes.
+        let areas =
+            [at(1)..at(20), at(20)..at(40), at(90)..at(110), at(150)..at(160), at(200)..at(300)];
+        let batches = first(&pages, &areas.map(area), 9);
+        assert_eq!(batches.concat(), [at(1)..at(40), at(90)..at(100), page(200), page(202)]);
+        // As many small ones as one call copies.
+        let runs: Vec<_> = (0..2 * MOST as u64).map(|number| page(2 * number)).collect();
+        let batches = first(&zeros(&runs), &[area(at(0)..at(4 * MOST as u64))], 9);
+        let sizes: Vec<usize> = batches.iter().map(Vec::len).collect();
+        assert_eq!((sizes, batches.concat()), (vec![MOST; 2], runs));
     }
 }
