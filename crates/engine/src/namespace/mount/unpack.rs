@@ -87,7 +87,7 @@ struct Unpacking<'a> {
 
 impl Unpacking<'_> {
     fn all(mut self, archive: impl Read, mut made: impl FnMut(Entry)) -> Result<()> {
-        let UnpackInto { root, name, maps, judged } = self.target;
+        let UnpackInto { name, maps, judged, .. } = self.target;
         let mut archive = Archive::new(archive);
         let invalid = |reason: String| Error::invalid(name, reason);
         let outside = |group, id| {
@@ -96,8 +96,8 @@ impl Unpacking<'_> {
         };
         let _owner = maps.own_files().context(|| "become the owner of files".to_owned())?;
         let mut totals = Totals::default();
-        // Directories change when something comes into them.
-        let mut directories: Vec<(Entry, Option<Entry>, OwnedFd)> = vec![];
+        // Directories change when something comes into them. There may be more than a process may have open.
+        let mut directories: Vec<(Entry, Option<Entry>)> = vec![];
         while let Some(entry) = archive.next().map_err(invalid)? {
             if let Some(ask) = entry.asks(&outside).into_iter().find(|ask| !judged.contains(ask)) {
                 return Err(invalid(format!("{ask}, which the plan does not list")));
@@ -106,14 +106,13 @@ impl Unpacking<'_> {
             let was = self.earlier.remove(&entry.path);
             let was = self.make(&entry, was, &mut archive)?;
             if entry.make == Make::Directory {
-                let what = || self.what("make", &entry);
-                let dir = open_beneath(root, Path::new(OsStr::from_bytes(&entry.path)), false);
-                let dir = dir.context(what)?;
                 // What is made in it has its own lists.
                 if was.as_ref().is_some_and(|was| was.lists[1].is_some()) {
+                    let what = || self.what("make", &entry);
+                    let dir = self.directory(&entry).context(what)?;
                     rustix::fs::removexattr(path_of(&dir), LISTS[1]).context(what)?;
                 }
-                directories.push((entry.clone(), was, dir));
+                directories.push((entry.clone(), was));
             }
             made(entry);
         }
@@ -125,8 +124,10 @@ impl Unpacking<'_> {
         while let Some((_, gone)) = self.earlier.pop_last() {
             self.remove(&gone)?;
         }
-        while let Some((entry, was, dir)) = directories.pop() {
+        // One that is in another has its attributes first: they may close that.
+        while let Some((entry, was)) = directories.pop() {
             let what = || self.what("set up", &entry);
+            let dir = self.directory(&entry).context(what)?;
             set_attributes(&entry, was.as_ref(), path_of(&dir), maps).context(what)?;
         }
         Ok(())
@@ -214,6 +215,11 @@ impl Unpacking<'_> {
         }
         let path = String::from_utf8_lossy(&entry.path);
         Err(Error::invalid(self.target.name, format!("{path} is mapped, and has changed")))
+    }
+
+    /// Opens a directory that was made.
+    fn directory(&self, entry: &Entry) -> rustix::io::Result<OwnedFd> {
+        open_beneath(self.target.root, Path::new(OsStr::from_bytes(&entry.path)), false)
     }
 
     fn place(&self, path: &[u8]) -> Result<NameIn> {

@@ -327,3 +327,24 @@ fn what_follows_is_judged() {
     let error = after(&[entry("../file", b'0', 0o755, b"it")]);
     assert!(error.contains("leads upwards"), "{error}");
 }
+
+/// There may be more of them than a process may have open.
+#[test]
+fn directories_take_no_descriptors() {
+    let dir = tempfile::tempdir().unwrap();
+    let all: Vec<_> = (0..50).map(|number| entry(&number.to_string(), b'5', 0o755, b"")).collect();
+    let (root, maps) = (File::open(dir.path()).unwrap(), IdMaps::identity());
+    let target =
+        UnpackInto { root: root.as_fd(), name: "it", maps: &maps, judged: &HashSet::new() };
+    let is_in_it = |fd: io::Result<std::fs::DirEntry>| {
+        std::fs::read_link(fd.unwrap().path()).is_ok_and(|path| path.starts_with(dir.path()))
+    };
+    let mut most = 0;
+    let made = unpack(target, &archive(&all)[..], |_| {
+        let open = std::fs::read_dir("/proc/self/fd").unwrap().map(is_in_it);
+        most = most.max(open.filter(|is_in_it| *is_in_it).count());
+    });
+    made.unwrap();
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), all.len());
+    assert!(most < 5, "{most} descriptors");
+}
