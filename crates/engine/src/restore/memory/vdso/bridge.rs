@@ -20,6 +20,8 @@ pub(super) struct VdsoCode<'a> {
 
 /// The length of a jump with a 32-bit distance.
 const JUMP: usize = 5;
+/// More symbols than any vDSO has. Each name can be as long as the image of one, and all are listed for each thread.
+const MOST: usize = 256;
 
 /// The functions of any x86-64 vDSO and the system calls with the same arguments.
 const FUNCTIONS: [(&str, libc::c_long); 6] = [
@@ -46,7 +48,7 @@ struct Function {
 fn functions(code: &[u8]) -> Option<Vec<Function>> {
     let file = ElfBytes::<LittleEndian>::minimal_parse(code).ok()?;
     let data = file.find_common_data().ok()?;
-    let (symbols, names) = (data.dynsyms?, data.dynsyms_strs?);
+    let (symbols, names) = (data.dynsyms.filter(|all| all.len() <= MOST)?, data.dynsyms_strs?);
     // Old kernels linked it for another address than 0.
     let first = file.segments()?.iter().find(|part| part.p_type == elf::abi::PT_LOAD)?.p_vaddr;
     let all = symbols
@@ -184,6 +186,25 @@ mod tests {
         assert!(build(VdsoCode { base: OLD, code: b"\x7fELF" }, far).is_err());
         let cut = &code[..code.len() / 3];
         let _ = build(VdsoCode { base: OLD, code: cut }, VdsoCode { base: NEW, code });
+    }
+
+    /// A few hundred KiB of an image could have a name of half of it thousands of times, for each thread.
+    #[test]
+    fn what_lists_more_than_any_other_is_none() {
+        let code = own_code().unwrap();
+        let file = ElfBytes::<LittleEndian>::minimal_parse(code).unwrap();
+        let mut headers = file.section_headers().unwrap().iter().enumerate();
+        let (at, _) = headers.find(|(_, it)| it.sh_type == elf::abi::SHT_DYNSYM).unwrap();
+        // Where its size is: behind four fields of eight bytes each.
+        let size = usize::try_from(file.ehdr.e_shoff).unwrap() + 64 * at + 32;
+        let with = |symbols: u64| {
+            let mut code = code.to_vec();
+            code.resize(1 << 16, 0);
+            code[size..size + 8].copy_from_slice(&(24 * symbols).to_le_bytes());
+            functions(&code)
+        };
+        assert!(with(MOST as u64).is_some());
+        assert_eq!(with(MOST as u64 + 1), None);
     }
 
     #[test]
