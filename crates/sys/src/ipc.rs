@@ -16,29 +16,32 @@ pub struct ObjectOwner {
     pub mode: u32,
 }
 
-/// Runs `work` with other effective ids, those that the creator of an object is
-/// recorded with. Only the calling thread is changed.
+/// Runs `work` with other ids: the effective ones, which the creator of an object is recorded with, and the real ones,
+/// since the kernel counts some objects for the real user. Only the calling thread is changed.
 ///
 /// # Errors
 /// See setresuid(2); what `work` returns.
-pub fn with_effective_ids<T>(uid: u32, gid: u32, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    if own == (uid, gid) {
+pub fn with_ids<T>(uid: u32, gid: u32, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    use rustix::process::{getegid, geteuid, getgid, getuid};
+    let user = [getuid(), geteuid()].map(rustix::process::Uid::as_raw);
+    let group = [getgid(), getegid()].map(rustix::process::Gid::as_raw);
+    if (user, group) == ([uid; 2], [gid; 2]) {
         return work();
     }
-    set_effective(libc::SYS_setresgid, gid)?;
-    let done = set_effective(libc::SYS_setresuid, uid).and_then(|()| {
+    set_ids(libc::SYS_setresgid, [gid; 2])?;
+    let done = set_ids(libc::SYS_setresuid, [uid; 2]).and_then(|()| {
         let done = work();
-        set_effective(libc::SYS_setresuid, own.0).and(done)
+        set_ids(libc::SYS_setresuid, user).and(done)
     });
-    set_effective(libc::SYS_setresgid, own.1).and(done)
+    set_ids(libc::SYS_setresgid, group).and(done)
 }
 
-/// The raw call changes this thread only; libc's would change all.
-fn set_effective(call: libc::c_long, id: u32) -> Result<()> {
+/// Sets the real and the effective id; the saved one stays, and lets this be undone. The raw call changes this thread
+/// only; libc's would change all.
+fn set_ids(call: libc::c_long, [real, effective]: [u32; 2]) -> Result<()> {
     let keep = u64::from(u32::MAX);
     // SAFETY: takes numbers only.
-    unsafe { syscall(call, [keep, u64::from(id), keep, 0, 0, 0]) }.map(drop)
+    unsafe { syscall(call, [u64::from(real), u64::from(effective), keep, 0, 0, 0]) }.map(drop)
 }
 
 fn arg(value: i32) -> u64 {

@@ -23,6 +23,7 @@ use torpor_tracee::Tracee;
 use torpor_tracee::syscall::{self, RemoteFd};
 
 use super::description::{duplicate, set_status_flags};
+use super::notify::make_for;
 use super::open::OpenFiles;
 use super::table::{FileTable, Numbered};
 use super::{Found, Holder};
@@ -219,13 +220,13 @@ struct SignalWatch {
 }
 
 impl EpollRestorer {
-    /// Opens a description.
+    /// Opens a description. What it watches counts for a user of this host, or else for whoever restores.
     ///
     /// # Errors
     /// If the kernel refuses to make one, or its status flags.
-    pub(crate) fn open(&mut self, set: &EpollSet) -> Result<OwnedFd> {
-        let file = rustix::event::epoll::create(CreateFlags::CLOEXEC)
-            .context(|| "epoll_create".to_owned())?;
+    pub(crate) fn open(&mut self, set: &EpollSet, user: Option<u32>) -> Result<OwnedFd> {
+        let made = make_for(user, || Ok(rustix::event::epoll::create(CreateFlags::CLOEXEC)?));
+        let file = made.context(|| "epoll_create".to_owned())?;
         set_status_flags(&file, set.flags)?;
         self.made.push(set.clone());
         Ok(file)
@@ -398,6 +399,20 @@ mod tests {
         let mut all: Vec<_> = lines.map(|w| (w.number, w.events, w.data)).collect();
         all.sort_unstable();
         all
+    }
+
+    /// Tasks take none of what this host's root may have: what a set watches counts for whoever makes it.
+    #[test]
+    fn sets_are_made_in_the_name_of_the_user_of_the_tasks() {
+        let open = |user| EpollRestorer::default().open(&EpollSet::default(), user);
+        // Without rights nobody else is to be had.
+        let made =
+            torpor_sys::ipc::with_ids(33, 33, || Ok([open(None), open(Some(33)), open(Some(34))]));
+        let [own, same, other] = made.unwrap();
+        (own.unwrap(), same.unwrap());
+        let error = other.unwrap_err().to_string();
+        assert!(error.contains("epoll_create: Operation not permitted"), "{error}");
+        open(Some(34)).unwrap();
     }
 
     #[test]

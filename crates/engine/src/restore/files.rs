@@ -215,7 +215,7 @@ impl Table<'_> {
             FileKind::Inet(of) => kinds.inet.open(cx.images, cx.spaces, cx.id_maps, network, of),
             FileKind::Unix(end) => kinds.unix.open(&mut neighbours(cx, opened), end),
             FileKind::Eventfd(eventfd) => eventfd::open(eventfd),
-            FileKind::Epoll(set) => kinds.epolls.open(set),
+            FileKind::Epoll(set) => kinds.epolls.open(set, user_of_tree(cx)),
             FileKind::Inotify(inotify) => kinds.inotify.open(inotify, user_of_tree(cx)),
             FileKind::Signalfd(signalfd) => signalfd::open(signalfd),
             FileKind::Packet(socket) => {

@@ -41,9 +41,12 @@ pub(crate) enum Sleeper {
 
 /// Makes a descriptor for `user`, an id of this host: the kernel counts it for whoever makes it, with all that it will
 /// watch, and whoever restores has limits of its own, as a rule those of this host's root.
-fn make_for<T>(user: Option<u32>, make: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
+pub(super) fn make_for<T>(
+    user: Option<u32>,
+    make: impl FnOnce() -> std::io::Result<T>,
+) -> std::io::Result<T> {
     let (own, group) = (rustix::process::geteuid(), rustix::process::getegid());
-    torpor_sys::ipc::with_effective_ids(user.unwrap_or(own.as_raw()), group.as_raw(), make)
+    torpor_sys::ipc::with_ids(user.unwrap_or(own.as_raw()), group.as_raw(), make)
 }
 
 impl Sleeper {

@@ -93,7 +93,7 @@ fn set(limit: &Setting, maps: &IdMaps) -> Result<()> {
         return write(&name, value);
     };
     let path = format!("/proc/sys/{name}");
-    torpor_sys::ipc::with_effective_ids(uid, gid, || std::fs::write(&path, value))
+    torpor_sys::ipc::with_ids(uid, gid, || std::fs::write(&path, value))
         .context(|| format!("write {value:?} to {path}"))
 }
 

@@ -169,7 +169,7 @@ fn make(
     let id = i32::try_from(object.id).map_err(|_| Error::invalid("ipcns", what()))?;
     limits::write(next_id, &id.to_string())?;
     let (uid, gid) = here(object.creator, maps)?;
-    let made = torpor_sys::ipc::with_effective_ids(uid, gid, make).context(what)?;
+    let made = torpor_sys::ipc::with_ids(uid, gid, make).context(what)?;
     if made == id {
         Ok(id)
     } else {

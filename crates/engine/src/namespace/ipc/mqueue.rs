@@ -166,11 +166,11 @@ pub(super) fn restore(queues: &[PosixQueue], maps: &IdMaps) -> Result<()> {
         let name = name.map_err(|_| Error::invalid("ipcns-var", what()))?;
         let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
         let new = QueueAttributes::new(number(planned.max_messages), number(planned.message_size));
+        // What it can take counts for its owner, and not for this host's root.
         let (uid, gid) = here(planned.owner, maps)?;
         let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR | libc::O_NONBLOCK;
-        let queue = torpor_sys::ipc::with_effective_ids(uid, gid, || {
-            mqueue::open(&name, flags, 0o600, Some(&new))
-        });
+        let queue =
+            torpor_sys::ipc::with_ids(uid, gid, || mqueue::open(&name, flags, 0o600, Some(&new)));
         let queue = queue.context(what)?;
         let mode = Mode::from_raw_mode(planned.mode & 0o7777);
         rustix::fs::fchmod(&queue, mode).context(what)?;
@@ -194,5 +194,31 @@ mod tests {
         let expected = [(7, b"abc".to_vec()), (0, Vec::new())]
             .map(|(priority, data)| MqueueMessage { priority, data });
         assert_eq!(found, expected);
+    }
+
+    /// Tasks take none of what this host's root may have, and no more than their own user may.
+    #[test]
+    fn queues_count_for_their_owner() {
+        let space = crate::namespace::testing::fresh(crate::namespace::NsKind::Ipc);
+        // One that nobody else is.
+        let user = 3_000_000_000 - std::process::id();
+        let queue = |number: u32, owner: u32| PosixQueue {
+            name: number.to_string().into_bytes(),
+            mode: 0o600,
+            owner: (owner, 0),
+            max_messages: 10,
+            message_size: 8192,
+            messages: Vec::new(),
+        };
+        let make = |queue| restore(&[queue], &IdMaps::identity());
+        let (_, error, root) = super::super::run_in(&[space.as_fd()], || {
+            // By default there is room for nine of them (RLIMIT_MSGQUEUE).
+            let made = (0..200).map_while(|number| make(queue(number, user)).ok()).count();
+            Ok((made, make(queue(300, user)), make(queue(301, 0))))
+        })
+        .unwrap();
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("message queue /300: Too many open files"), "{error}");
+        root.unwrap();
     }
 }

@@ -85,7 +85,7 @@ fn populate() -> Vec<i32> {
     write_at(sparse, 64 * MIB, b"last");
     // Behind the end of the segment, but within its last page.
     write_at(sparse, 64 * MIB + 200, b"tail");
-    let private = ipc::with_effective_ids(33, 44, || ipc::shm_create(0, 5000, 0o600)).unwrap();
+    let private = ipc::with_ids(33, 44, || ipc::shm_create(0, 5000, 0o600)).unwrap();
     write_at(private, 4096, b"page");
     ipc::shm_set_owner(private, ipc::ObjectOwner { uid: 55, gid: 66, mode: 0o644 }).unwrap();
     let set = ipc::sem_create(-7, 10, 0o606).unwrap();
