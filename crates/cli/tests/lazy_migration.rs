@@ -272,6 +272,7 @@ fn a_dump_of_other_images_serves_nothing() {
     migration.stays();
 }
 
+/// Nor does one keep the tasks from going where they are to go: not one with another certificate, nor one that says nothing.
 #[test]
 fn a_stranger_gets_nothing() {
     let keys = [(); 2].map(|()| tempfile::tempdir().unwrap());
@@ -279,8 +280,12 @@ fn a_stranger_gets_nothing() {
     let own: Vec<&str> = own.iter().map(String::as_str).collect();
     let strange: Vec<&str> = strange.iter().map(String::as_str).collect();
     let mut migration = Migration::start(&own);
+    let _silent = TcpStream::connect(format!("127.0.0.1:{}", migration.port)).unwrap();
     migration.start_daemon(&strange);
-    migration.stays();
+    assert!(!migration.daemon.take().unwrap().wait().unwrap().success());
+    migration.serve(&own);
+    migration.restore(&[]);
+    migration.arrives();
 }
 
 #[test]

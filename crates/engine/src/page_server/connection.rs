@@ -317,7 +317,7 @@ impl<'a> Listener<'a> {
     /// # Errors
     /// If there is no socket to wait at, or it fails; if a client has no right certificate, or says
     /// nothing of one.
-    pub fn accept(&self) -> Result<Connection> {
+    fn accept(&self) -> Result<Connection> {
         match (&self.bound, &self.options.socket) {
             (Some(bound), _) => self.greet(accept(bound)?),
             (None, Some(socket)) => self.greet(socket.try_clone().context(|| "dup".to_owned())?),

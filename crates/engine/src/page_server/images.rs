@@ -57,7 +57,7 @@ pub fn serve_images(opts: &Options, listener: Listener<'_>) -> Result<()> {
 
 /// Serves one client. Whether it has said that it has all pages.
 fn attend(loan: Loan<'_>, connection: Connection, first: Command) -> bool {
-    match loan.serve(connection, Some(first)) {
+    match loan.serve(connection, first) {
         Ok(returned) => {
             // The images are not needed here any more: nothing runs twice.
             returned.answer(true);

@@ -78,12 +78,12 @@ pub struct Loan<'a> {
 }
 
 impl Loan<'_> {
-    /// Answers a restore, which may have said a command already, until it has all pages.
+    /// Answers a restore, whose `first` command was read already, until it has all pages.
     ///
     /// # Errors
     /// If the connection ends or the restore says that it has failed; if it breaks the protocol; if
     /// pages cannot be read.
-    pub fn serve(self, mut connection: Connection, mut first: Option<Command>) -> Result<Returned> {
+    pub fn serve(self, mut connection: Connection, first: Command) -> Result<Returned> {
         let mut outgoing = match connection.knows() {
             true => Outgoing::new(self.manner(&connection)),
             false => Outgoing::new(Manner::Plain),
@@ -91,11 +91,8 @@ impl Loan<'_> {
         let mut buffer = vec![0; CHUNK];
         let mut requests = BufReader::with_capacity(REQUESTS, &mut connection);
         let mut transit = None;
+        let mut command = first;
         loop {
-            let command = match first.take() {
-                Some(command) => command,
-                None => Command::receive(&mut requests)?,
-            };
             match command.op {
                 Op::Parent if command.object == Some(ASK) => {
                     let said = requests.get_mut().write_all(&YES.to_le_bytes());
@@ -119,6 +116,7 @@ impl Loan<'_> {
             if requests.buffer().is_empty() {
                 requests.get_mut().flush().context(|| "send pages".to_owned())?;
             }
+            command = Command::receive(&mut requests)?;
         }
     }
 
@@ -206,13 +204,14 @@ impl<'a> Lender<'a> {
         self.listener.port()
     }
 
-    /// Serves pages until the restore has all. It does not go on before
-    /// [`Returned::answer`].
+    /// Serves the first that asks for something until it has all pages: whoever connects and says nothing, or has no
+    /// right certificate, keeps no restore waiting. It does not go on before [`Returned::answer`].
     ///
     /// # Errors
     /// If no restore can connect; as [`Loan::serve`], also if the tasks were killed meanwhile.
     pub fn serve(self, loan: Loan<'_>) -> Result<Returned> {
-        loan.serve(self.listener.accept()?, None)
+        let (connection, first) = self.listener.accept_first()?;
+        loan.serve(connection, first)
     }
 }
 

@@ -139,7 +139,23 @@ fn files_that_come_as_they_are_stored_replace_none() {
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
 }
 
-/// Those who say nothing, and those who say nonsense, keep nobody from being served.
+/// Clients that connect to a port, and say nothing, nonsense, or less than they should.
+fn strangers(port: u16) -> Vec<TcpStream> {
+    let mut all: Vec<TcpStream> =
+        (0..5).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect();
+    all[1].write_all(&[0xff; 100]).unwrap();
+    // The beginning of a command, of a greeting by TLS, and a whole command but for its end.
+    all[2].write_all(&[1]).unwrap();
+    all[3].write_all(&[0x16, 3, 1, 0x40, 0]).unwrap();
+    let mut open = vec![];
+    Command::bare(Op::Open, Some(TASK)).send(&mut open).unwrap();
+    all[4].write_all(&open[..open.len() - 1]).unwrap();
+    // As much as the number of those that may be connected at once.
+    all.extend((0..64).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()));
+    all
+}
+
+/// They keep nobody from being served.
 #[test]
 fn strangers_do_not_keep_others_waiting() {
     let authority = Authority::new();
@@ -149,17 +165,7 @@ fn strangers_do_not_keep_others_waiting() {
         let dir = tempfile::tempdir().unwrap();
         let (ours, theirs) = tls.unzip();
         let (asked, served) = serve_at_port(dir.path(), theirs, |port| {
-            let mut strangers: Vec<TcpStream> =
-                (0..5).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect();
-            strangers[1].write_all(&[0xff; 100]).unwrap();
-            // The beginning of a command, of a greeting by TLS, and a whole command but for its end.
-            strangers[2].write_all(&[1]).unwrap();
-            strangers[3].write_all(&[0x16, 3, 1, 0x40, 0]).unwrap();
-            let mut open = vec![];
-            Command::bare(Op::Open, Some(TASK)).send(&mut open).unwrap();
-            strangers[4].write_all(&open[..open.len() - 1]).unwrap();
-            // As much as the number of those that may be connected at once.
-            strangers.extend((0..64).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()));
+            let _strangers = strangers(port);
             let to = PageServer {
                 port,
                 address: Some("localhost".into()),
@@ -171,6 +177,32 @@ fn strangers_do_not_keep_others_waiting() {
         asked.unwrap();
         served.unwrap();
         expect_two(dir.path());
+    }
+}
+
+/// Nor a restore from a lazy dump, whose tasks stand still until it has come.
+#[test]
+fn strangers_do_not_keep_a_lazy_dump_waiting() {
+    let authority = Authority::new();
+    let server = authority.certify("localhost", 2);
+    let client = authority.certify("client", 1);
+    for tls in [None, Some((client, server))] {
+        let (ours, theirs) = tls.unzip();
+        let opts = lazy(PageServer { tls: theirs, ..PageServer::default() });
+        let lender = Lender::prepare(&opts).unwrap().unwrap();
+        lender.listen().unwrap();
+        let (port, lent) = (lender.port().unwrap(), stock());
+        std::thread::scope(|scope| {
+            let asked = scope.spawn(move || {
+                let _strangers = strangers(port);
+                let address = Some("localhost".into());
+                let to = PageServer { port, address, tls: ours, ..PageServer::default() };
+                borrow(&to, "seven", None)
+            });
+            let loan = Loan { lent: &lent, id: "seven", seal: None, compress: None };
+            lender.serve(loan).unwrap().answer(true);
+            asked.join().unwrap().unwrap();
+        });
     }
 }
 
