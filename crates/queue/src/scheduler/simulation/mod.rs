@@ -75,7 +75,7 @@ pub struct Fate {
     pub spells: Vec<(Millis, Millis, Option<Price>)>,
     /// What it had cost, each time that it ran, to give way before and to come back.
     pub paid: Vec<Millis>,
-    /// The longest time that it waited at a stretch.
+    /// The longest time that it waited at a stretch, also if that goes on at the end.
     pub longest_wait: Millis,
 }
 
@@ -146,6 +146,11 @@ impl Machine {
             self.settle();
             let Some(next) = self.next_time() else { break };
             self.now = next.max(self.now + 1).min(end);
+        }
+        let waits = self.live.iter().filter(|(_, state)| state.phase == Phase::Waiting);
+        for (&id, state) in waits {
+            let fate = &mut self.fates[usize::try_from(id).unwrap_or(usize::MAX)];
+            fate.longest_wait = fate.longest_wait.max(end - state.since);
         }
         self.fates
     }
