@@ -122,6 +122,9 @@ struct World {
     daemon: Daemon,
     random: Random,
     tasks: BTreeMap<u64, Task>,
+    /// Jobs that were done, and others that were given up.
+    done: u32,
+    given_up: u32,
 }
 
 impl World {
@@ -132,7 +135,8 @@ impl World {
             "shortest_interval": 200, "mean_time_between_failures": 500, "default_disk": null,
         });
         let daemon = Daemon::below(dir, &config, &["--slots", "2"], &[]);
-        Self { disk, daemon, random: Random::printed(), tasks: BTreeMap::new() }
+        let (random, tasks) = (Random::printed(), BTreeMap::new());
+        Self { disk, daemon, random, tasks, done: 0, given_up: 0 }
     }
 
     fn submit(&mut self) {
@@ -196,10 +200,12 @@ impl World {
             assert_eq!(self.daemon.events(id, "ended").len(), 1, "{shown}");
             if shown["state"] == "done" {
                 assert_eq!(self.daemon.output(id), counted(task.lines), "{shown}");
+                self.done += 1;
             } else {
                 // Given up, with the reason.
                 let note = shown["note"].as_str().unwrap_or_default();
                 assert!(note.contains("without a checkpoint"), "{shown}");
+                self.given_up += 1;
             }
         }
         self.tasks.clear();
@@ -234,5 +240,8 @@ fn a_disk_that_fails_at_random_costs_no_job() {
         }
     }
     world.finish();
+    let World { done, given_up, .. } = world;
+    println!("{failures} failures: {done} jobs were done, {given_up} given up");
+    assert!(done > 0, "all {given_up} jobs were given up");
     leaks::assert_none(&world.daemon, &[]);
 }

@@ -16,7 +16,9 @@ fn a_job_that_forks_without_end_is_held_and_cleared() {
         &["bash", "-c", "f() { f | f & }; f; sleep 1000"],
     );
     let job = daemon.wait_for(id, "failed");
-    assert!(job["note"].as_str().unwrap().contains("bash"), "{job}");
+    let note = job["note"].as_str().unwrap();
+    let is_held = note.contains("it had as many processes and threads as it may (--pids)");
+    assert!(is_held && note.contains("bash"), "{note}");
     until("its shepherd ends", || common::shepherds(&daemon.data()).is_empty().then_some(()));
     let well = daemon.submit(&[], &["true"]);
     daemon.wait_for(well, "done");

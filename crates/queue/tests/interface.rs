@@ -12,7 +12,7 @@ mod page;
 #[path = "interface/prices.rs"]
 mod prices;
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use common::{Daemon, ask, shown, until};
@@ -272,6 +272,33 @@ fn events_go_on_after_the_last_one_seen() {
     let (_, rest) = ask(&daemon, "GET", "/v1/events?follow=0", &last, "");
     let later: Vec<&str> = rest.lines().filter_map(|line| line.strip_prefix("id: ")).collect();
     assert_eq!(later, ids[2..]);
+}
+
+/// A client that stays connected hears of them without asking again.
+#[test]
+fn events_come_as_they_happen() {
+    let daemon = Daemon::start(&[]);
+    let before = daemon.submit(&[], &["true"]);
+    daemon.wait_for(before, "done");
+    let stream = common::begin_to_ask(&daemon, "GET", "/v1/events", "", "");
+    stream.set_read_timeout(Some(common::PATIENCE)).unwrap();
+    let mut lines = BufReader::new(stream).lines().map(Result::unwrap);
+    let mut hears = |kind: &str, job: u64| {
+        let event = format!("event: {kind}");
+        loop {
+            lines.find(|line| *line == event).expect("the daemon hangs up");
+            let data = lines.next().unwrap();
+            let data: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+            if data["job"] == job {
+                break;
+            }
+        }
+    };
+    hears("ended", before);
+    // All that was there is told by now.
+    let next = daemon.submit(&[], &["true"]);
+    hears("submitted", next);
+    hears("ended", next);
 }
 
 #[test]

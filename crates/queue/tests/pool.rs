@@ -337,20 +337,24 @@ fn strangers_hand_over_nothing_and_who_cannot_go_stays() {
     a.let_end();
     a.wait_for(id, "done");
     assert_eq!(a.output(id), counted(60));
-    // Neither without a certificate nor with one of another authority.
+    // Neither without a certificate nor with one of another authority. A machine that has one of the pool's is heard.
     b.launch();
     let place = b.https_port();
-    for proof in [&[][..], &["--cert", "wrong", "--key", "key"]] {
-        let answer = Command::new("curl")
-            .args(["--silent", "--show-error", "--cacert", "ca.pem", "--data", "x"])
-            .args(proof)
-            .arg(format!("https://localhost:{place}/v1/import?key=k"))
-            .current_dir(dir.path())
-            .output()
-            .unwrap();
-        let said = shown(&answer);
-        assert!(said.contains("token is needed") || !answer.status.success(), "{said}");
-    }
+    let hands_over = |certificate: Option<&str>| {
+        let mut curl = Command::new("curl");
+        curl.args(["--silent", "--show-error", "--cacert", "ca.pem", "--data", "x"]);
+        curl.args(certificate.map(|name| ["--cert", name, "--key", "key"]).iter().flatten());
+        curl.arg(format!("https://localhost:{place}/v1/import?key=k"));
+        curl.current_dir(dir.path()).output().unwrap()
+    };
+    let nobody = shown(&hands_over(None));
+    assert!(nobody.contains("token is needed"), "{nobody}");
+    let own = shown(&hands_over(Some("certificate")));
+    assert!(own.contains("\"detail\"") && !own.contains("token"), "{own}");
+    let strange = hands_over(Some("wrong"));
+    // What curl ends with if the other end refuses the handshake, or hangs up in it or after it.
+    let is_refused = strange.status.code().is_some_and(|code| [35, 55, 56].contains(&code));
+    assert!(is_refused && strange.stdout.is_empty(), "{}", shown(&strange));
     assert_eq!(b.ok(&["list", "--json"]), "[]\n");
 }
 

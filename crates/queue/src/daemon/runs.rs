@@ -552,6 +552,17 @@ mod tests {
         assert!(!dir.checkpoint(2).exists() && job.note.unwrap().contains("is damaged"));
     }
 
+    /// Whoever has displaced it need not wait for the disk.
+    #[test]
+    fn the_slots_of_a_job_are_free_before_its_checkpoint_is_on_disk() {
+        let (_dir, mut core, id) = daemon(Place::Leaving);
+        assert!(core.jobs[&id].place.holds_slots());
+        core.report(id, 2, Report::Saved(Saved { seq: 1, ended_tasks: true, ..Saved::default() }));
+        let job = &core.jobs[&id];
+        assert_eq!((job.place, job.durable), (Place::Asleep, None));
+        assert!(!job.place.holds_slots());
+    }
+
     #[test]
     fn the_word_of_an_earlier_run_changes_nothing() {
         let (_dir, mut core, id) = daemon(Place::Running);
