@@ -368,6 +368,12 @@ fn directories_that_an_overlay_opens() {
                 |images| overlay(images, "lowerdir=/vol,upperdir=/dev/u,workdir=/dev/w"),
                 CLOSED,
             ),
+            (
+                "a volume that cannot be written to",
+                |images| overlay(images, "lowerdir=/ro,upperdir=/vol/u,workdir=/vol/w"),
+                CLOSED,
+            ),
+            ("the root below volumes", |i| overlay(i, "lowerdir=/ro:/vol:/bin"), CLOSED),
         ],
         |_| (),
     );

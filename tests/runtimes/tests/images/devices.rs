@@ -2,7 +2,8 @@
 
 use torpor_images::kind;
 use torpor_images::proto::{
-    FdTypes, FileEntry, PstreeEntry, RegFileEntry, TtyFileEntry, TtyInfoEntry, TtyType,
+    FdTypes, FileEntry, MmEntry, PstreeEntry, RegFileEntry, TtyFileEntry, TtyInfoEntry, TtyType,
+    VmaEntry,
 };
 
 use super::{Images, refuses_by};
@@ -53,6 +54,28 @@ fn devices() {
         });
         lead(images, |file| file.id == 900_011);
     }
+    /// One mapping of the program's file leads there, and nothing else: the program itself is what it was.
+    fn mapped(images: &Images, change: impl Fn(&mut VmaEntry)) {
+        let (id, program) = (900_012, images.file("/busybox"));
+        let mut led = 0;
+        for task in images.tasks() {
+            let mut mm: MmEntry = images.dir.read_one(kind::MM, task.into()).unwrap();
+            let of_program = |vma: &&mut VmaEntry| vma.shmid == u64::from(program.id);
+            for vma in mm.vmas.iter_mut().filter(of_program).take(1) {
+                vma.shmid = id.into();
+                change(vma);
+                led += 1;
+            }
+            images.dir.write_one(kind::MM, task.into(), &mm).unwrap();
+        }
+        assert!(led > 0);
+        images.files(|files| {
+            let mut reg = program.reg.clone().unwrap();
+            reg.id = id;
+            files.push(FileEntry { id, reg: Some(reg), ..program.clone() });
+        });
+        lead(images, |file| file.id == id);
+    }
     fn has_path(file: &FileEntry, path: &str) -> bool {
         file.reg.as_ref().is_some_and(|reg| reg.name.ends_with(path.as_bytes()))
     }
@@ -77,6 +100,17 @@ fn devices() {
             ("a serial line", |images| terminal(images, TtyType::Serial), DENIED),
             ("a console", |images| terminal(images, TtyType::Console), DENIED),
             ("the terminal of the session", |images| terminal(images, TtyType::Ctty), DENIED),
+            ("a mapping alone", |images| mapped(images, |_| ()), DENIED),
+            (
+                "a mapping alone, with flags of its own",
+                |images| mapped(images, |vma| vma.fdflags = Some(2)),
+                DENIED,
+            ),
+            (
+                "a mapping alone, that is locked",
+                |images| mapped(images, |vma| vma.torpor_flock = Some(1)),
+                DENIED,
+            ),
             (
                 "a mapping with flags of its own",
                 |images| {
