@@ -271,6 +271,29 @@ fn pages_come_over_as_many_connections_as_it_takes() {
     }
 }
 
+/// Pages that somebody waits for come before those that nobody waits for: in the order of their addresses those of one count
+/// would hardly be there before the last ones are.
+#[test]
+fn what_is_waited_for_comes_first() {
+    const PAGES: u64 = 10_000;
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    let proxy = Proxy::start(here.path("proxy.socket"), there.path("agent.socket"), None);
+    proxy.slow_down(Duration::from_millis(3));
+    let counter = Counter::start(PAGES, 5);
+    let (pid, to) = (counter.pid.to_string(), format!("unix:{}", proxy.path.display()));
+    let args = ["--pid", &pid, "--mode", "post-copy", "--json", &to];
+    let migration = here.migrate(&args).spawn().unwrap();
+    let is_there = |&(pid, runs): &(i32, bool)| runs && pid != counter.pid;
+    wait_until("it runs there", || counter.running().iter().any(is_there));
+    let (before, half) = (counter.count(), proxy.seen().bytes + PAGES * 4096 / 2);
+    wait_until("half of its pages are there", || proxy.seen().bytes > half);
+    assert!(counter.count() > before, "{}", there.log());
+    judge(&migration.wait_with_output().unwrap()).unwrap();
+    counter.goes_on();
+    wait_until("the destination tidies up", || there.is_clean());
+}
+
 /// What makes the tasks begins when the images are there, and not when whoever brings their pages has been answered by the
 /// source.
 #[test]

@@ -104,6 +104,8 @@ pub struct Proxy {
     pub joined: AtomicUsize,
     /// A file without which no pages pass.
     gate: Mutex<Option<PathBuf>>,
+    /// How long pages take that are read at once: 64 KiB at most.
+    pace: Mutex<Duration>,
 }
 
 impl Proxy {
@@ -132,6 +134,7 @@ impl Proxy {
             short,
             joined: AtomicUsize::new(0),
             gate: Mutex::default(),
+            pace: Mutex::default(),
         });
         let accepting = Arc::clone(&proxy);
         thread::spawn(move || {
@@ -146,6 +149,11 @@ impl Proxy {
     /// From now on nothing passes on connections for pages until there is this file.
     pub fn hold_pages_until(&self, there: PathBuf) {
         *self.gate.lock().unwrap() = Some(there);
+    }
+
+    /// From now on connections for pages are slow.
+    pub fn slow_down(&self, pace: Duration) {
+        *self.pace.lock().unwrap() = pace;
     }
 
     /// What there was so far.
@@ -245,7 +253,7 @@ impl Proxy {
         most: u64,
     ) -> io::Result<bool> {
         let (mut buffer, mut left) = (vec![0; 1 << 16], most);
-        let gate = self.gate.lock().unwrap().clone();
+        let (gate, pace) = (self.gate.lock().unwrap().clone(), *self.pace.lock().unwrap());
         while gate.as_ref().is_some_and(|file| !file.exists()) && !self.over.load(Ordering::SeqCst)
         {
             thread::sleep(Duration::from_millis(1));
@@ -256,6 +264,7 @@ impl Proxy {
             if count == 0 {
                 return Ok(false);
             }
+            thread::sleep(pace);
             self.pass(to, &buffer[..count])?;
             left -= count as u64;
         }
