@@ -166,7 +166,7 @@ fn unit(dir: &Path, name: &str) -> String {
     let file = install(dir, &[("SHADOW", "no")]).root.join("lib/systemd/system").join(name);
     match Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&file).output() {
         Ok(output) => assert!(output.status.success() && output.stderr.is_empty(), "{output:?}"),
-        Err(error) => println!("systemd-analyze: {error}: left out"),
+        Err(error) => println!("left out: systemd-analyze verify ({error})"),
     }
     fs::read_to_string(file).unwrap()
 }

@@ -201,10 +201,19 @@ fn put_server_to_sleep(server: &Sleeper) -> String {
     key
 }
 
+/// Whether there is FUSE.
+fn has_fuse() -> bool {
+    let has = Path::new("/dev/fuse").exists();
+    if !has {
+        println!("left out: a server of a file system (no /dev/fuse)");
+    }
+    has
+}
+
 /// A server that sleeps, with its directory and that key; its mount and connection ended with it. Nothing where there is
 /// no FUSE.
 fn sleeping_server(user: u32) -> Option<(TempDir, Sleeper, String)> {
-    Path::new("/dev/fuse").exists().then(|| {
+    has_fuse().then(|| {
         let dir = tempfile::tempdir().unwrap();
         let (server, _holder) = serve(dir.path(), user);
         let key = put_server_to_sleep(&server);
@@ -214,7 +223,7 @@ fn sleeping_server(user: u32) -> Option<(TempDir, Sleeper, String)> {
 
 #[test]
 fn the_server_of_a_file_system_goes_on_with_the_connection_that_somebody_has_kept() {
-    if !Path::new("/dev/fuse").exists() {
+    if !has_fuse() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -319,7 +328,7 @@ fn a_new_mount_belongs_to_the_user_namespace_of_its_server_below_that_of_the_tre
 
 /// `how` the server lives and mounts, the user that it mounts for, and who that is here.
 fn get_a_new_mount_among_own_ones(how: &str, user: u32, outside: u32) {
-    if !Path::new("/dev/fuse").exists() {
+    if !has_fuse() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();

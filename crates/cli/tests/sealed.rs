@@ -661,7 +661,7 @@ time.sleep(1000)";
     let task = Sleeper::start_as(&["python3", "-c", PROGRAM]);
     let maps = fs::read_to_string(format!("/proc/{}/smaps", task.pid)).unwrap();
     let Some(range) = droppable(&maps) else {
-        eprintln!("this kernel has no MAP_DROPPABLE");
+        eprintln!("left out: droppable memory (this kernel has none)");
         return;
     };
     task.put_to_sleep(&[]);

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 mod images;
 #[path = "architecture/imports.rs"]
 mod imports;
+#[path = "architecture/left_out.rs"]
+mod left_out;
 #[path = "architecture/map.rs"]
 mod map;
 #[path = "architecture/public.rs"]

@@ -33,7 +33,7 @@ impl Group {
             (true, _) => (version_1, "memory.limit_in_bytes"),
             (_, true) => (version_2, "memory.max"),
             _ => {
-                println!("SKIPPED: no cgroup limits memory here");
+                println!("left out: a destination with little memory (no cgroup limits it here)");
                 return None;
             }
         };

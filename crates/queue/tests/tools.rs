@@ -57,7 +57,7 @@ fn there(program: &str) -> bool {
     let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
     let found = found.is_ok_and(|output| output.status.success());
     if !found {
-        println!("{program} is not there: left out");
+        println!("left out: a job of {program} (it is not there)");
     }
     found
 }

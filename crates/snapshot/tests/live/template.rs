@@ -326,7 +326,9 @@ fn memory_of_a_clone_goes_to_swap_and_comes_back() {
     let made = at_length(1, 0) > 0 && !has_swap;
     let made = made.then(Swap::new).flatten();
     if made.is_none() && !has_swap {
-        println!("there is no swap here (TORPOR_LONG=1 makes some)");
+        println!(
+            "left out: memory_of_a_clone_goes_to_swap_and_comes_back (TORPOR_LONG=1 makes some)"
+        );
         return;
     }
     let fixture = Fixture::new("swap", 2000);
@@ -356,7 +358,7 @@ fn a_core_of_a_clone_has_all_of_its_memory() {
     let pattern = fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap();
     let begins = pattern.trim().split('%').next().unwrap();
     if pattern.contains(['/', '|']) || begins.is_empty() {
-        println!("no container gets cores here: {pattern}");
+        println!("left out: a_core_of_a_clone_has_all_of_its_memory (cores go to {pattern:?})");
         return;
     }
     let fixture = Fixture::new("core", 500);
