@@ -64,6 +64,20 @@ fn cancelled_in_each_phase_it_goes_on_here() {
     }
 }
 
+/// Ctrl-C does the same.
+#[test]
+fn interrupted_in_the_pause_it_goes_on_here() {
+    for (mode, point, _) in PHASES.into_iter().filter(|(.., is_stopped)| *is_stopped) {
+        let mut held = Held::start(mode, point, "true");
+        assert!(held.counter.running().contains(&(held.counter.pid, false)), "{mode} at {point}");
+        kill_process(Pid::from_child(&held.migration), Signal::INT).unwrap();
+        held.counter.goes_on();
+        assert!(!held.migration.wait().unwrap().success(), "{mode} at {point}");
+        assert_eq!(held.here.phases("source"), ["stayed"], "{mode} at {point}");
+        held.ends_here(mode, point);
+    }
+}
+
 /// An agent that neither ends nor goes on: the tasks go on without it, and when it does, nothing is left there.
 #[test]
 fn an_agent_that_hangs_is_not_waited_for() {

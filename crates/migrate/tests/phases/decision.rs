@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use super::held::Held;
-use super::support::{descendant, judge, pids_of, state_of, wait_until};
+use super::support::{descendant, judge, state_of, wait_until};
 
 /// An agent is gone before its tasks have their pages: the user is told for how long another one is waited for, and what to
 /// do. The next agent says that they have stayed.
@@ -226,10 +226,7 @@ fn a_lost_destination_is_not_waited_for() {
     held.release();
     assert_eq!(held.resolve(&["--keep-here"]), "it goes on here");
     held.counter.goes_on();
-    let state = held.here.path("state");
-    wait_until("nobody looks on any more", || {
-        pids_of(&["--watch", "one", state.to_str().unwrap()]).is_empty()
-    });
+    wait_until("nobody looks on any more", || held.watches().is_empty());
 }
 
 /// The process that looks on holds the tasks, and hangs: whoever knows better does not wait for it.
@@ -237,16 +234,14 @@ fn a_lost_destination_is_not_waited_for() {
 fn who_looks_on_and_hangs_holds_nothing() {
     let mut held = Held::start("pre-copy", "pre-resume", "false");
     wait_until("it is written down", || held.here.phases("source") == ["deciding"]);
-    let state = held.here.path("state");
-    let watches = || pids_of(&["--watch", "one", state.to_str().unwrap()]);
-    kill_process(watches()[0], Signal::STOP).unwrap();
+    kill_process(held.watches()[0], Signal::STOP).unwrap();
     held.migration.kill().unwrap();
     held.migration.wait().unwrap();
     held.there.stop_agent();
     held.release();
     assert_eq!(held.resolve(&["--keep-here"]), "it goes on here");
     held.counter.goes_on();
-    wait_until("it has ended", || watches().is_empty());
+    wait_until("it has ended", || held.watches().is_empty());
 }
 
 /// Who has decided that they stay was killed before they went on: whoever asks next lets them.

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Child, Command};
 
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::support::{Counter, Host, judge, pids_of, wait_until};
 
@@ -93,6 +93,7 @@ impl Held {
         wait_until("it is written down", || self.there.phases("destination") == ["stayed"]);
         wait_until(&format!("{mode} at {point}: both tidy up"), || self.is_clean());
         assert!(self.is_here(true), "{mode} at {point}");
+        wait_until("nobody looks on any more", || self.watches().is_empty());
         self.leaves_nothing_around();
     }
 
@@ -101,10 +102,15 @@ impl Held {
         assert_eq!(both_around(&self.here, &self.there, &self.counter), self.before);
     }
 
+    /// Who looks on.
+    pub(super) fn watches(&self) -> Vec<Pid> {
+        pids_of(&["--watch", "one", self.here.path("state").to_str().unwrap()])
+    }
+
     /// Kills the command and the process that looks on: nobody is left to decide, and the tasks stay stopped.
     pub(super) fn abandon(&mut self) {
         wait_until("it is written down", || self.here.phases("source") == ["deciding"]);
-        let watches = pids_of(&["--watch", "one", self.here.path("state").to_str().unwrap()]);
+        let watches = self.watches();
         assert_eq!(watches.len(), 1);
         kill_process(watches[0], Signal::KILL).unwrap();
         self.migration.kill().unwrap();
