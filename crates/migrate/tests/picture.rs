@@ -1,14 +1,17 @@
-//! `--report` writes a page that stands for itself.
+//! What a migration shows: `--report` writes a page that stands for itself, and a terminal sees how far it is.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod support;
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::process::Command;
 
+use rustix::pty::{OpenptFlags, openpt, unlockpt};
 use serde_json::Value;
-use support::{Counter, Host, judge};
+use support::{Counter, Host, judge, wait_until};
+use torpor_sys::tty::open_slave;
 
 /// What is in the page, by a reader of XML that is not ours.
 const READER: &str = r#"
@@ -57,4 +60,40 @@ fn a_picture_of_the_time_line() {
     let bars = said["pause"].as_array().unwrap();
     assert!(bars.windows(2).all(|two| two[0][1].as_f64() <= two[1][1].as_f64()), "{said}");
     assert!(!fs::read_to_string(&page).unwrap().contains("NaN"));
+}
+
+/// A terminal sees what is under way, on one line that is written again and again, and that is gone in the end.
+#[test]
+fn a_terminal_sees_what_is_under_way() {
+    const ANEW: &str = "\r\x1b[K";
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    let mut counter = Counter::start(2000, 10);
+    let pid = counter.pid.to_string();
+    let args = ["--pid", &pid, "--id", "one", "--mode", "pre-copy", "--max-rounds", "1"];
+    let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    unlockpt(&terminal).unwrap();
+    let mut migrate = here.migrate(&args);
+    // The round takes long enough to be told of several times.
+    migrate.args(["--bandwidth", "4M", &there.address]);
+    migrate.stderr(open_slave(&terminal, libc::O_RDWR | libc::O_NOCTTY).unwrap());
+    let migration = migrate.spawn().unwrap();
+    drop(migrate);
+    let (mut terminal, mut said) = (File::from(terminal), Vec::new());
+    // Reading fails when nobody has the other end any more.
+    let _ = terminal.read_to_end(&mut said);
+    let said = String::from_utf8_lossy(&said);
+    let output = migration.wait_with_output().unwrap();
+    assert!(output.status.success(), "{said}");
+    let lines: Vec<&str> = said.split(ANEW).collect();
+    let is_told = |line: &&&str| line.starts_with("one: round 1: ") && line.ends_with(" MB/s");
+    assert!(lines.iter().filter(is_told).count() > 1, "{said:?}");
+    assert!(!lines.last().unwrap().starts_with("one: round 1: "), "{said:?}");
+    // In the end the pause is told, and what was expected of it.
+    let told = String::from_utf8_lossy(&output.stdout);
+    for part in ["It runs there as process ", "stopped for ", "(freeze ", " ms were expected"] {
+        assert!(told.contains(part), "{told}");
+    }
+    wait_until("it has ended here", || counter.has_ended_here());
+    counter.goes_on();
 }

@@ -5,17 +5,14 @@
 mod support;
 
 use std::fs::{self, File};
-use std::io::Read;
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process};
-use rustix::pty::{OpenptFlags, openpt, unlockpt};
 use serde_json::Value;
 use support::{Counter, Host, Killed, child_of, judge, state_of, wait_until};
 use torpor_runtimes_tests::mounts::QUIET;
-use torpor_sys::tty::open_slave;
 
 const MODES: [&str; 5] = ["stop-and-copy", "pre-copy", "pipelined", "post-copy", "hybrid"];
 
@@ -167,36 +164,6 @@ fn it_moves_although_nobody_can_be_told() {
         wait_until("it has ended here", || counter.has_ended_here());
         counter.goes_on();
     }
-}
-
-/// A terminal sees what is under way, on one line that is written again and again, and that is gone in the end.
-#[test]
-fn a_terminal_sees_what_is_under_way() {
-    const ANEW: &str = "\r\x1b[K";
-    let (here, mut there) = (Host::new(), Host::new());
-    there.start_agent();
-    let mut counter = Counter::start(2000, 10);
-    let pid = counter.pid.to_string();
-    let args = ["--pid", &pid, "--id", "one", "--mode", "pre-copy", "--max-rounds", "1"];
-    let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-    unlockpt(&terminal).unwrap();
-    let mut migrate = here.migrate(&args);
-    // The round takes long enough to be told of several times.
-    migrate.args(["--bandwidth", "4M", &there.address]);
-    migrate.stderr(open_slave(&terminal, libc::O_RDWR | libc::O_NOCTTY).unwrap());
-    let mut migration = migrate.spawn().unwrap();
-    drop(migrate);
-    let (mut terminal, mut said) = (File::from(terminal), Vec::new());
-    // Reading fails when nobody has the other end any more.
-    let _ = terminal.read_to_end(&mut said);
-    let said = String::from_utf8_lossy(&said);
-    assert!(migration.wait().unwrap().success(), "{said}");
-    let lines: Vec<&str> = said.split(ANEW).collect();
-    let is_told = |line: &&&str| line.starts_with("one: round 1: ") && line.ends_with(" MB/s");
-    assert!(lines.iter().filter(is_told).count() > 1, "{said:?}");
-    assert!(!lines.last().unwrap().starts_with("one: round 1: "), "{said:?}");
-    wait_until("it has ended here", || counter.has_ended_here());
-    counter.goes_on();
 }
 
 /// A page that nobody writes goes once, whichever round it is in.
