@@ -1,5 +1,5 @@
-//! What is moved elsewhere: a database under load, a walk through a graph, and hundreds of processes. Whoever uses them
-//! verifies what it gets.
+//! What is moved elsewhere: a database under load, a walk through a graph, hundreds of processes, and a program that changes
+//! what it has. Whoever uses them verifies what it gets.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use support::world::{V4, World, host_at, migrate_from};
-use support::{Counter, Host, judge, wait_until};
+use support::{Counter, Host, Killed, judge, wait_until};
 use torpor_runtimes_tests::mounts::QUIET;
 
 const MODES: [&str; 5] = ["stop-and-copy", "pre-copy", "pipelined", "post-copy", "hybrid"];
@@ -47,6 +47,80 @@ fn a_walk_through_a_graph_moves() {
 #[test]
 fn hundreds_of_processes_move() {
     moves("ring", &[&at_length(500, 60)]);
+}
+
+/// What it has at first is gone later, and other things are there, whose content it knows: descriptors, a mapping, a thread
+/// and a child.
+const CHANGED: &str = "\
+import mmap, os, sys, threading, time
+os.chdir(sys.argv[1])
+def wait(name):
+    while not os.path.exists(name): time.sleep(0.01)
+def mapping(): return mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+first, old = os.open('first', os.O_RDWR | os.O_CREAT), mapping()
+os.dup2(first, 100)
+old[:] = b'gone' * (1 << 18)
+os.mkdir('begun')
+wait('change')
+old.close(); os.close(100); os.close(first)
+second, new = os.open('second', os.O_RDWR | os.O_CREAT), mapping()
+os.write(second, b'before ')
+new[:] = b'more' * (1 << 18)
+end, own = os.pipe()
+child = os.fork()
+if not child:
+    os.close(own); os.read(end, 1); os._exit(7)
+ticks = 0
+def tick():
+    global ticks
+    while True: ticks += 1; time.sleep(0.001)
+threading.Thread(target=tick, daemon=True).start()
+os.mkdir('changed')
+wait('go')
+os.write(second, b'after')
+before = ticks
+while ticks < before + 5: time.sleep(0.001)
+os.close(own)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+wrong = len(new[:].replace(b'more', b''))
+print(code, wrong, os.path.exists('/proc/self/fd/100'), file=open('new', 'w'))
+os.rename('new', 'done')
+wait('killed')
+";
+
+/// A tree is built there by the first round, and follows what has changed since.
+#[test]
+fn what_comes_and_goes_after_it_was_built_is_followed() {
+    for mode in ["pipelined", "hybrid"] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let mut program = Command::new("setsid");
+        program.args(["python3", "-c", CHANGED]).arg(dir.path()).stdin(Stdio::null());
+        let mut program = program.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let killed = Killed(program.id().cast_signed());
+        wait_until("it has begun", || path("begun").exists());
+        let (here, mut there) = (Host::new(), Host::new());
+        there.start_agent();
+        // It changes between the rounds: the first one has arrived when the second one begins.
+        let rounds = format!(
+            "test $CRTOOLS_SCRIPT_ACTION != pre-dump || {{ cd {}; \
+             if test -e once; then touch change; until test -e changed; do sleep 0.01; done; fi; touch once; }}",
+            dir.path().display()
+        );
+        let (pid, rounds) = (killed.0.to_string(), format!("--dump-option={rounds}"));
+        let mut migrate = here.migrate(&["--pid", &pid, "--mode", mode, "--max-downtime", "0"]);
+        migrate.args(["--max-rounds", "2", "--dump-option=--action-script", &rounds, "--json"]);
+        let report = judge(&migrate.arg(&there.address).output().unwrap());
+        let report = report.unwrap_or_else(|error| panic!("{mode}: {error}\n{}", there.log()));
+        let _moved = Killed(i32::try_from(report["pid"].as_i64().unwrap()).unwrap());
+        assert!(!there.log().contains("built anew"), "{mode}: {}", there.log());
+        drop(killed);
+        program.wait().unwrap();
+        fs::write(path("go"), "").unwrap();
+        wait_until("it has seen what it has", || path("done").exists());
+        assert_eq!(fs::read_to_string(path("done")).unwrap(), "7 0 False\n", "{mode}");
+        assert_eq!(fs::read_to_string(path("second")).unwrap(), "before after", "{mode}");
+    }
 }
 
 /// MariaDB, with four clients whose connections stay.
