@@ -4,11 +4,14 @@
 
 mod support;
 
-use std::io::Write;
-use std::net::TcpStream;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -47,6 +50,94 @@ fn every_mode_is_encrypted() {
     }
     // Nobody who succeeded goes before the other one knows.
     assert!(!there.log().contains("it was closed"), "{}", there.log());
+}
+
+/// Whoever sees all that passes between source and agent.
+#[derive(Default)]
+struct Ear {
+    bytes: AtomicU64,
+    /// Whether there were as many zeros behind each other as pages of the program have.
+    has_heard_pages: AtomicBool,
+}
+
+impl Ear {
+    /// Where the agent at `agent` is overheard.
+    fn at(agent: &str) -> (Arc<Self>, String) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (ear, agent) = (Arc::new(Self::default()), agent.to_owned());
+        let hears = Arc::clone(&ear);
+        thread::spawn(move || {
+            for near in listener.incoming().map(Result::unwrap) {
+                let far = TcpStream::connect(&agent).unwrap();
+                let back = (far.try_clone().unwrap(), near.try_clone().unwrap());
+                for (from, to) in [(near, far), back] {
+                    let ear = Arc::clone(&hears);
+                    thread::spawn(move || ear.pass(from, to));
+                }
+            }
+        });
+        (ear, address)
+    }
+
+    fn pass(&self, mut from: TcpStream, mut to: TcpStream) {
+        const MANY: u32 = 1000;
+        let (mut buffer, mut zeros) = (vec![0; 1 << 16], 0);
+        while let Ok(len @ 1..) = from.read(&mut buffer) {
+            self.bytes.fetch_add(len as u64, Ordering::Relaxed);
+            for &byte in &buffer[..len] {
+                zeros = if byte == 0 { zeros + 1 } else { 0 };
+                if zeros == MANY {
+                    self.has_heard_pages.store(true, Ordering::Relaxed);
+                }
+            }
+            if to.write_all(&buffer[..len]).is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown(Shutdown::Write);
+    }
+}
+
+/// With certificates no connection lets pages be overheard; without, each of them does.
+#[test]
+fn pages_cannot_be_overheard() {
+    const PAGES: u64 = 2000;
+    let keys = tempfile::tempdir().unwrap();
+    let options = certificates(keys.path(), "127.0.0.1");
+    for (mode, connections) in [("pre-copy", "1"), ("pipelined", "3"), ("post-copy", "1")] {
+        for options in [&options[..0], &options] {
+            let (here, there) = (Host::new(), agent_with(options));
+            let (ear, address) = Ear::at(&there.address);
+            let mut counter = Counter::start(PAGES, 10);
+            let pid = counter.pid.to_string();
+            let args = ["--pid", &pid, "--mode", mode, "--connections", connections, "--json"];
+            let output = here.migrate(&args).args(options).arg(address).output().unwrap();
+            judge(&output).unwrap();
+            wait_until("it has ended here", || counter.has_ended_here());
+            counter.goes_on();
+            assert!(ear.bytes.load(Ordering::Relaxed) > PAGES * 4096, "{mode}");
+            let is_heard = ear.has_heard_pages.load(Ordering::Relaxed);
+            assert_eq!(is_heard, options.is_empty(), "{mode}");
+        }
+    }
+}
+
+/// An older TLS is none.
+#[test]
+fn nobody_is_served_by_an_older_tls() {
+    let keys = tempfile::tempdir().unwrap();
+    let there = agent_with(&certificates(keys.path(), "127.0.0.1"));
+    for (version, is_spoken) in [("-tls1_2", false), ("-tls1_3", true)] {
+        let mut openssl = Command::new("openssl");
+        openssl.args(["s_client", "-brief", version, "-connect", &there.address]);
+        for (option, file) in [("-CAfile", "ca"), ("-cert", "cert"), ("-key", "key")] {
+            openssl.arg(option).arg(keys.path().join(file));
+        }
+        let output = openssl.stdin(Stdio::null()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(said.contains("CONNECTION ESTABLISHED"), is_spoken, "{version}: {said}");
+    }
 }
 
 /// More of them than an agent serves at a time say nothing that is of use, a byte of it now and then.
@@ -240,4 +331,29 @@ fn every_mode_is_sealed_for_the_agent() {
     let error = judge(&here.migrate(&args).args(&seal).output().unwrap()).unwrap_err();
     assert!(error.contains("sealed") && error.contains("--restore-option=--identity"), "{error}");
     counter.goes_on();
+}
+
+/// An agent may take nothing else.
+#[test]
+fn what_is_not_sealed_can_be_refused() {
+    let keys = tempfile::tempdir().unwrap();
+    let (key, seal) = seal_for(keys.path());
+    for mode in ["pre-copy", "pipelined"] {
+        let (here, mut there) = (Host::new(), Host::new());
+        for word in ["--identity", &key, "--policy-rule", "foreign.signature.sealed=true"] {
+            there.options.push(format!("--restore-option={word}"));
+        }
+        there.start_agent();
+        let counter = Counter::start(100, 1);
+        let pid = counter.pid.to_string();
+        let args = ["--pid", &pid, "--mode", mode, "--json", &there.address];
+        let error = judge(&here.migrate(&args).output().unwrap()).unwrap_err();
+        assert!(error.contains("the images are not sealed"), "{mode}: {error}");
+        counter.goes_on();
+        assert_eq!(counter.running(), [(counter.pid, true)], "{mode}");
+        wait_until("both tidy up", || here.is_clean() && there.is_clean());
+        let report = judge(&here.migrate(&args).args(&seal).output().unwrap());
+        report.unwrap_or_else(|error| panic!("{mode}: {error}\n{}", there.log()));
+        counter.goes_on();
+    }
 }
