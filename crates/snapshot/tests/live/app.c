@@ -130,16 +130,16 @@ static int reach(const char *ports)
 	return bind(listener, (void *)&at, sizeof(at)) || listen(listener, 1) ? -1 : outside;
 }
 
-static uint64_t now(void)
+static uint64_t now_by(clockid_t clock)
 {
 	struct timespec now;
 
-	clock_gettime(CLOCK_MONOTONIC, &now);
+	clock_gettime(clock, &now);
 	return now.tv_sec * 1000000000ULL + now.tv_nsec;
 }
 
 // What a timer that fires every INTERVAL has to say, which is set when this is asked first: the time, how
-// long ago that was, and how often it has fired.
+// long ago that was, how often it has fired, and the time that counts suspends, too.
 static void tell_time(int fd)
 {
 	struct itimerspec every = { { .tv_nsec = INTERVAL }, { .tv_nsec = INTERVAL } };
@@ -149,14 +149,14 @@ static void tell_time(int fd)
 
 	if (timer < 0) {
 		timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
-		begin = now();
+		begin = now_by(CLOCK_MONOTONIC);
 		timerfd_settime(timer, 0, &every, NULL);
 	}
 	if (read(timer, &more, sizeof(more)) > 0)
 		fired += more;
-	uint64_t at = now();
-	dprintf(fd, "%llu %llu %llu", (unsigned long long)at, (unsigned long long)(at - begin),
-		(unsigned long long)fired);
+	uint64_t at = now_by(CLOCK_MONOTONIC);
+	dprintf(fd, "%llu %llu %llu %llu", (unsigned long long)at, (unsigned long long)(at - begin),
+		(unsigned long long)fired, (unsigned long long)now_by(CLOCK_BOOTTIME));
 }
 
 // The number of this start, mapped once as a library does it that makes random numbers.

@@ -203,6 +203,7 @@ fn a_release_of_another_name_brings_what_is_new() {
     // Before the first release there was none.
     let (all, said) = create(&first, &second);
     assert!(said.contains(&format!("there is no snapshot {second} yet")), "{said}");
+    let whole = fixture.run(&first, "whole", "snapshot", &["--prefetch", "all"]);
     fixture.configure(|config| config["process"]["args"][4] = "2".into());
     let (new, said) = create(&second, &first);
     assert!(new * 10 <= all && !said.contains("--base"), "{new} of {all} bytes: {said}");
@@ -212,7 +213,10 @@ fn a_release_of_another_name_brings_what_is_new() {
         assert!(output.status.success(), "{}", shown(&output));
     }
     let ready = ["--ready", "exec:/app ask sum"];
-    fixture.run(&second, "warm", "snapshot", &ready);
+    let warm = fixture.run(&second, "warm", "snapshot", &ready);
+    // What is in the cache for the one serves the other as well.
+    let [whole, warm] = [whole, warm].map(|said| said["bytes"].as_u64().unwrap());
+    assert!(warm * 4 < whole, "{warm} bytes, after {whole} for the release before");
     fixture.run(&second, "cold", "cold", &[&ready[..], &["--policy", "Never"]].concat());
     let sum = |name: &str| fixture.exec(name, &["/app", "ask", "sum"]);
     assert_eq!(sum("warm"), sum("cold"));
@@ -255,34 +259,6 @@ fn a_container_is_taken_when_all_of_it_is_there() {
     fixture.answers_right("one");
     fixture.run(&fixture.reference(), "two", "snapshot", &[]);
     fixture.answers_right("two");
-}
-
-/// If the source goes away while pages are missing, the tasks are ended: they never go on with
-/// pages that are not theirs.
-#[test]
-fn tasks_end_with_their_source() {
-    let fixture = Fixture::new("source", 50_000);
-    let mut registry = Registry::start(&fixture);
-    let reference = registry.reference();
-    fixture.create(&reference, &[]);
-    // All before the start: then nothing is needed any more.
-    fixture.run(&reference, "whole", "snapshot", &["--prefetch", "all"]);
-    let _ = fs::remove_dir_all(fixture.path("cache"));
-    fixture.run(&reference, "lazy", "snapshot", &[]);
-    registry.stop();
-    let asked =
-        fixture.runc(&["exec", &fixture.id("lazy"), "/app", "ask", "sum"]).output().unwrap();
-    let whole = fixture.exec("whole", &["/app", "ask", "sum"]);
-    if asked.status.success() {
-        // It had everything already.
-        assert_eq!(String::from_utf8(asked.stdout).unwrap().trim(), whole);
-    } else {
-        until("the container has ended", || {
-            let state = fixture.runc(&["state", &fixture.id("lazy")]).output().unwrap();
-            let state: Value = serde_json::from_slice(&state.stdout).unwrap();
-            state["status"] == "stopped"
-        });
-    }
 }
 
 /// What needs all of its memory before it answers does not wait for it piece by piece.

@@ -43,7 +43,8 @@ impl Front {
         let (to, known) = (to.to_owned(), budget.clone());
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
-                let server = TcpStream::connect(&to).unwrap();
+                // Nobody listens any more where there is nothing behind it.
+                let Ok(server) = TcpStream::connect(&to) else { return };
                 let (mut from, mut up) = (client.try_clone().unwrap(), server.try_clone().unwrap());
                 thread::spawn(move || {
                     let _ = std::io::copy(&mut from, &mut up);
@@ -216,6 +217,32 @@ fn members_of(id: &str) -> Vec<(String, PathBuf)> {
     pids.into_iter().map(|pid| (pid.clone(), program(&pid))).collect()
 }
 
+/// What lacks pages ends, and never goes on with others.
+#[track_caller]
+fn ends(fixture: &Fixture, name: &str) {
+    let asked = fixture.runc(&["exec", &fixture.id(name), "/app", "ask", "sum"]).output().unwrap();
+    assert!(!asked.status.success(), "it has pages that nobody sent");
+    until("the container has ended", || {
+        let state = fixture.runc(&["state", &fixture.id(name)]).output().unwrap();
+        let state: Value = serde_json::from_slice(&state.stdout).unwrap();
+        state["status"] == "stopped"
+    });
+}
+
+/// If the source goes away while pages are missing, the tasks are ended. Where all of them came before the start, nothing is
+/// needed any more.
+#[test]
+fn tasks_end_with_their_source() {
+    let (fixture, registry, front, whole) = behind_a_front("gone-source", 20_000, 8, &[]);
+    let _ = fs::remove_dir_all(fixture.path("cache"));
+    front.allow(whole / 10);
+    fixture.run(&front.reference(), "lazy", "snapshot", &[]);
+    drop(registry);
+    front.allow(usize::MAX);
+    ends(&fixture, "lazy");
+    fixture.answers_right("whole");
+}
+
 /// What was started already and waits for its pages ends.
 #[test]
 fn tasks_end_when_their_source_falls_silent() {
@@ -229,14 +256,7 @@ fn tasks_end_when_their_source_falls_silent() {
     let members = members_of(&fixture.id("lazy"));
     let of_ours = members.iter().filter(|(_, program)| *program == torpor()).count();
     assert!(!members.is_empty() && of_ours == 0, "whoever brings its pages: {members:?}");
-    let asked =
-        fixture.runc(&["exec", &fixture.id("lazy"), "/app", "ask", "sum"]).output().unwrap();
-    assert!(!asked.status.success(), "it has pages that nobody sent");
-    until("the container has ended", || {
-        let state = fixture.runc(&["state", &fixture.id("lazy")]).output().unwrap();
-        let state: Value = serde_json::from_slice(&state.stdout).unwrap();
-        state["status"] == "stopped"
-    });
+    ends(&fixture, "lazy");
     // Where somebody waits for the first answer there is a cold start in its place.
     let _ = fs::remove_dir_all(fixture.path("cache"));
     front.allow(whole / 10);

@@ -7,7 +7,9 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use torpor_snapshot::events;
 
@@ -237,17 +239,22 @@ fn the_time_in_the_snapshot_does_not_count() {
     let time = |said: &Value| {
         let answer = ask(said, "time");
         let numbers: Vec<u64> = answer.split(' ').map(|number| number.parse().unwrap()).collect();
-        <[u64; 3]>::try_from(numbers).unwrap()
+        <[u64; 4]>::try_from(numbers).unwrap()
     };
     let started = |name: &str, is_born: bool| {
         let asleep = events::now() - asleep_at;
         let said = fixture.run(&reference, name, "snapshot", &[]);
         assert_eq!(said["template"], is_born, "{said}");
-        let [now, since, fired] = time(&said);
+        let [now, since, fired, since_boot] = time(&said);
         assert!(now + asleep <= events::now(), "{now} after {asleep} in the snapshot");
+        let here = clock_gettime(ClockId::Boottime);
+        let here = Duration::new(here.tv_sec.cast_unsigned(), here.tv_nsec.try_into().unwrap());
+        let stood = Duration::from_nanos(since_boot + asleep);
+        assert!(stood <= here, "{since_boot} after {asleep} in the snapshot");
         assert!(fired * INTERVAL <= since + INTERVAL, "{fired} times in {since}");
         until("it fires", || time(&said)[2] > fired);
-        assert!(time(&said)[0] > now);
+        let later = time(&said);
+        assert!(later[0] > now && later[3] > since_boot);
     };
     started("one", false);
     let keep = fixture.torpor(&["keep", &reference]).output().unwrap();
