@@ -109,11 +109,12 @@ fn sizes_are_compared() {
         ("MIGRATE_SERVICES", "graph"),
         ("MIGRATE_MODES", "pipelined"),
         ("MIGRATE_MIB", "1 8"),
+        ("MIGRATE_GBITS", "10"),
     ]);
     for mib in [1, 8] {
-        assert!(table.contains(&format!("graph, {mib} MiB, 1 Gbit/s:")), "{table}");
+        assert!(table.contains(&format!("graph, {mib} MiB, 10 Gbit/s:")), "{table}");
     }
-    let what = "migration, graph, 1 Gbit/s: restore of most data : of least, pipelined";
+    let what = "migration, graph, 10 Gbit/s: restore of most data : of least, pipelined";
     assert!(judged.contains(what), "{judged}");
 }
 
