@@ -438,21 +438,45 @@ mod tests {
         assert!(registry.names().unwrap_err().to_string().contains("404"));
     }
 
-    /// What is uploaded goes to the registry itself, however it calls itself: whoever is sent something learns who calls.
-    #[test]
-    fn parts_of_a_blob_go_to_the_registry_itself() {
-        let leads = |status: &str, to: String| answer(status, &format!("Location: {to}\r\n"), "");
+    /// Stores a blob of four bytes.
+    fn put(server: &Answers) -> Result<()> {
         let blob = Descriptor {
             media_type: String::new(),
             digest: oci::sha256(b"blob"),
             size: 4,
             annotations: std::collections::BTreeMap::new(),
         };
-        let put = |server: &Answers| {
-            let mut content = tempfile::tempfile().unwrap();
-            content.write_all(b"blob").unwrap();
-            Registry::new(&server.host, "team/app", "a", None).put(&blob, &mut content)
-        };
+        let mut content = tempfile::tempfile().unwrap();
+        content.write_all(b"blob").unwrap();
+        Registry::new(&server.host, "team/app", "a", None).put(&blob, &mut content)
+    }
+
+    /// A part of which a registry has taken some goes on behind that.
+    #[test]
+    fn an_upload_goes_on_where_it_was_cut() {
+        let at = |at: u32| format!("Location: /v2/team/app/blobs/uploads/1?at={at}\r\n");
+        let server = Answers::start(|_| {
+            vec![
+                answer("202 Accepted", &at(0), ""),
+                answer("500 Internal Server Error", "", ""),
+                answer("204 No Content", &(at(2) + "Range: 0-1\r\n"), ""),
+                answer("202 Accepted", &at(4), ""),
+                answer("201 Created", "", ""),
+            ]
+        });
+        put(&server).unwrap();
+        let asked = server.asked();
+        assert!(asked[3].starts_with("PATCH /v2/team/app/blobs/uploads/1?at=2 "), "{asked:?}");
+        let head = asked[3].to_lowercase();
+        assert!(head.contains("content-range: 2-3\r\n"), "{asked:?}");
+        assert!(head.contains("content-length: 2\r\n"), "{asked:?}");
+        assert!(asked[4].starts_with("PUT /v2/team/app/blobs/uploads/1?at=4&"), "{asked:?}");
+    }
+
+    /// What is uploaded goes to the registry itself, however it calls itself: whoever is sent something learns who calls.
+    #[test]
+    fn parts_of_a_blob_go_to_the_registry_itself() {
+        let leads = |status: &str, to: String| answer(status, &format!("Location: {to}\r\n"), "");
         let server = Answers::start(|host| {
             let whole =
                 leads("202 Accepted", format!("https://{host}/v2/team/app/blobs/uploads/1"));
