@@ -409,7 +409,8 @@ mod tests {
         let made =
             torpor_sys::ipc::with_ids(33, 33, || Ok([open(None), open(Some(33)), open(Some(34))]));
         let [own, same, other] = made.unwrap();
-        (own.unwrap(), same.unwrap());
+        own.unwrap();
+        same.unwrap();
         let error = other.unwrap_err().to_string();
         assert!(error.contains("epoll_create: Operation not permitted"), "{error}");
         open(Some(34)).unwrap();

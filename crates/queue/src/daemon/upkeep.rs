@@ -184,12 +184,8 @@ impl Core {
             Place::Queued => self.end(id, Exit::Signal(SIGTERM), None),
             Place::Asleep if !record.shepherd => self.end(id, Exit::Signal(SIGTERM), None),
             Place::Stopped | Place::Asleep => self.order(id, &Order::Kill),
-            // Nobody hears it while a job is begun. Its user can make that last for ever: its input does not come, or what
-            // copies it was stopped.
             Place::Starting if record.durable.is_none() && !self.links.contains_key(&id) => {
-                if now - since > self.config.grace {
-                    Run { job: id, run: record.run, dir: self.dir(id) }.kill();
-                }
+                self.end_start(id, record.run, now - since);
             }
             // It is not there yet to hear it, or nobody could pass it on.
             place
@@ -207,6 +203,14 @@ impl Core {
                 self.order(id, &Order::Kill);
             }
             _ => {}
+        }
+    }
+
+    /// Kills what begins a job that was told to end so long ago: nobody hears it meanwhile. The job's user can make that last
+    /// for ever: its input does not come, or what copies it was stopped.
+    fn end_start(&self, id: JobId, run: u64, told: Millis) {
+        if told > self.config.grace {
+            Run { job: id, run, dir: self.dir(id) }.kill();
         }
     }
 
