@@ -185,15 +185,16 @@ mod tests {
         assert_eq!(fs::read_to_string(&forged).unwrap(), "kept");
         assert_eq!(proc::numbers(pid, "fd").unwrap(), before);
         // A task that has as many files as it may has room for them, and the limit that it had.
+        let [_, hard] = limit_of(pid, libc::RLIMIT_NOFILE).unwrap();
         let limit = |most: u64| {
-            let most = Rlimit { current: Some(most), maximum: Some(most) };
+            let most = Rlimit { current: Some(most), maximum: Some(hard) };
             prlimit(Pid::from_raw(pid), Resource::Nofile, most).unwrap()
         };
         limit(0);
         write_own(&mut husk, "thread-self/comm", "again").unwrap();
         assert_eq!(proc::stat(pid).unwrap().comm, b"again");
         assert_eq!(proc::numbers(pid, "fd").unwrap(), before);
-        assert_eq!(limit_of(pid, libc::RLIMIT_NOFILE).unwrap(), [0; 2]);
+        assert_eq!(limit_of(pid, libc::RLIMIT_NOFILE).unwrap(), [0, hard]);
         let own = fs::File::open("/proc").unwrap();
         let error = Transport::lend(&mut husk, own.as_fd()).unwrap_err().to_string();
         assert!(error.contains("socketpair"), "{error}");
