@@ -18,10 +18,12 @@ const NAMESPACES: [&str; 8] =
 const LOOPS: u32 = 20;
 
 /// A file of 256 blocks, in any order. The pauses make it run for as long as the test takes: a time or a
-/// rate that it has to keep would go on while it sleeps.
+/// rate that it has to keep would go on while it sleeps. It asks for answers in place of waiting for them: a wait that
+/// the kernel ends for whoever stops it (`EINTR`) it takes for the end of a round, since it looks for that in errno,
+/// where its own way to call the kernel does not put it.
 const SCRIPT: &str = "exec setsid fio --name=job --filename=data --eta=never --ioengine=io_uring \
     --registerfiles=1 --fixedbufs=1 --iodepth=8 --rw=randwrite --bs=4k --size=1m \
-    --verify=crc32c --thinktime=50ms --thinktime_blocks=32";
+    --verify=crc32c --iodepth_batch_complete_min=0 --thinktime=50ms --thinktime_blocks=32";
 
 /// How many requests the worker of a tree has had answered, by an instance that has its file and its
 /// buffers registered.
