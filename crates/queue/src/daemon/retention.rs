@@ -9,6 +9,7 @@ use torpor_worker::tell;
 
 use super::config::Retention;
 use super::core::{Core, NotTaken};
+use super::disk;
 use super::kept::kept_with;
 use super::record::{Place, Record};
 use crate::files;
@@ -147,8 +148,8 @@ impl Core {
     }
 
     /// Removes the directories of jobs that were forgotten, and what a daemon before this one has prepared of others: that is
-    /// on no stable storage, and its disk may have failed since, and come back. What one of an earlier version has let
-    /// others read they cannot any more.
+    /// on no stable storage, and its disk may have failed since, and come back. Of those that are over go the checkpoints, which
+    /// it may not have come to. What one of an earlier version has let others read they cannot any more.
     pub(super) fn sweep(&self) {
         for entry in fs::read_dir(self.data.join("jobs")).into_iter().flatten().flatten() {
             let id = entry.file_name().to_str().and_then(|name| name.parse::<JobId>().ok());
@@ -157,9 +158,11 @@ impl Core {
                 let _ = files::remove_trees(&[entry.path()]);
                 continue;
             };
-            self.dir(id).hide();
-            if job.place != Place::Ended {
-                shepherd::unprepare(&self.dir(id));
+            let dir = self.dir(id);
+            dir.hide();
+            match job.place {
+                Place::Ended => disk::remove_all(&dir),
+                _ => shepherd::unprepare(&dir),
             }
         }
     }
@@ -231,5 +234,12 @@ mod tests {
         fs::remove_file(job.join("ready.gone")).unwrap();
         assert_eq!(names(&job), ["spec.json"]);
         assert_eq!(names(&dir.path().join("jobs")), [id.to_string()]);
+        // The checkpoints of one that is over go: who ended it may have failed before they did.
+        fs::create_dir(core.dir(id).checkpoint(1)).unwrap();
+        core.sweep();
+        assert!(core.dir(id).checkpoint(1).exists());
+        core.jobs.get_mut(&id).unwrap().place = Place::Ended;
+        core.sweep();
+        assert!(!core.dir(id).checkpoint(1).exists());
     }
 }
