@@ -218,8 +218,13 @@ fn who_does_not_know_does_not_decide() {
 /// While a process looks on that asks an agent that is gone, the user may know better.
 #[test]
 fn a_lost_destination_is_not_waited_for() {
-    let mut held = Held::start("pre-copy", "pre-resume", "false");
+    let held = Held::start("pre-copy", "pre-resume", "false");
     wait_until("it is written down", || held.here.phases("source") == ["deciding"]);
+    is_kept_by_its_user(held);
+}
+
+/// The command and its agent are gone: the tasks stay by the word of the user, and nobody looks on any more.
+fn is_kept_by_its_user(mut held: Held) {
     held.migration.kill().unwrap();
     held.migration.wait().unwrap();
     held.there.stop_agent();
@@ -232,16 +237,10 @@ fn a_lost_destination_is_not_waited_for() {
 /// The process that looks on holds the tasks, and hangs: whoever knows better does not wait for it.
 #[test]
 fn who_looks_on_and_hangs_holds_nothing() {
-    let mut held = Held::start("pre-copy", "pre-resume", "false");
+    let held = Held::start("pre-copy", "pre-resume", "false");
     wait_until("it is written down", || held.here.phases("source") == ["deciding"]);
     kill_process(held.watches()[0], Signal::STOP).unwrap();
-    held.migration.kill().unwrap();
-    held.migration.wait().unwrap();
-    held.there.stop_agent();
-    held.release();
-    assert_eq!(held.resolve(&["--keep-here"]), "it goes on here");
-    held.counter.goes_on();
-    wait_until("it has ended", || held.watches().is_empty());
+    is_kept_by_its_user(held);
 }
 
 /// Who has decided that they stay was killed before they went on: whoever asks next lets them.
