@@ -12,6 +12,7 @@ use clap::{Arg, ArgAction};
 use serde_json::{Value as Json, json};
 use torpor_engine::Audit;
 use torpor_policy::{Ask, Origin};
+use torpor_worker::printable;
 
 use crate::failure::Failure;
 use crate::options::{self, Command, Settings};
@@ -242,9 +243,4 @@ fn text_of(audit: &Audit) -> String {
     }
     audit.allowing.iter().for_each(|line| out += &format!("  {}\n", printable(line)));
     out
-}
-
-/// Text from images, without what could move a terminal's cursor.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }

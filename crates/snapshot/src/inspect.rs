@@ -8,12 +8,13 @@ use torpor_blobs as store;
 use torpor_blobs::oci::{self, Manifest};
 use torpor_blobs::reference::Reference;
 use torpor_kernel::processor::instructions;
+use torpor_worker::printable;
 
 use crate::description::{Description, Machine};
 use crate::error::{Context, Result};
 use crate::progress::size;
 use crate::publish::stored;
-use crate::shelf::{age, printable};
+use crate::shelf::age;
 use crate::{cosign, mounts, signature};
 
 /// The look at one snapshot.

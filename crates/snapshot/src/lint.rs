@@ -19,11 +19,11 @@ use torpor_images::proto::{FdTypes, FileEntry, InetSkEntry};
 use torpor_images::{ImageDir, kind};
 use torpor_seal::Header;
 use torpor_seal::keys::Identities;
+use torpor_worker::printable;
 
 use crate::description::Description;
 use crate::error::{Context, Result};
 use crate::sealed::{self, Openers};
-use crate::shelf::printable;
 use crate::{archive, mounts, secrets, unpack};
 
 /// The state of a TCP socket that has a connection (linux/tcp_states.h).

@@ -11,7 +11,7 @@ use serde_json::json;
 use torpor_blobs::oci::{self, Descriptor, Manifest};
 use torpor_blobs::reference::Reference;
 use torpor_blobs::{self as store, Store};
-use torpor_worker::tell;
+use torpor_worker::{printable, tell};
 
 use crate::create;
 use crate::description::{Description, MAX_CONFIG};
@@ -80,12 +80,6 @@ pub struct GcArgs {
     /// Print a JSON object: how many bytes are free again
     #[arg(long)]
     json: bool,
-}
-
-/// What a snapshot says, which anybody may have written, without what could move a terminal's cursor or begin a line.
-#[must_use]
-pub fn printable(text: &str) -> String {
-    text.replace(|c: char| c.is_control(), "\u{fffd}")
 }
 
 /// What a list says of a snapshot: where it is, what it says of itself, how many bytes it takes.

@@ -32,7 +32,7 @@ mod say;
 pub use channel::Channel;
 pub use client::{Error, Heir, Idle, Worker};
 pub use message::{Answer, Class, Event, Job, Level, Outcome, Report};
-pub use say::aside;
+pub use say::{aside, printable};
 
 /// The hidden command that makes the program a worker.
 pub const COMMAND: &str = "worker";

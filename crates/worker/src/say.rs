@@ -1,4 +1,4 @@
-//! Words on standard error that nothing depends on.
+//! What is said to people: words on standard error that nothing depends on, and words of others.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -13,4 +13,10 @@ macro_rules! tell {
 /// Says something on standard error, if it can be said; what [`tell!`](crate::tell) calls.
 pub fn aside(text: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// What others have said, which may be anything, without what could move a terminal's cursor or begin a line.
+#[must_use]
+pub fn printable(text: &str) -> String {
+    text.replace(|c: char| c.is_control(), "\u{fffd}")
 }

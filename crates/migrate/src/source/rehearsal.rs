@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use torpor_worker::{Event, Worker};
+use torpor_worker::{Event, Worker, printable};
 
 use super::estimate::{Unprepared, kind, restore_after, saving};
 use super::files::{trees, volumes};
@@ -30,7 +30,7 @@ use crate::report::{megabytes, millis};
 use crate::runtime::{self, Call};
 use crate::shape::Shape;
 use crate::task;
-use crate::wire::message::{Begin, printable};
+use crate::wire::message::Begin;
 use crate::work::WorkDir;
 
 /// How long the link is measured.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use torpor_worker::printable;
 
 use crate::files::Change;
 use crate::host::Host;
@@ -247,12 +248,6 @@ impl Summary {
         let [id, subject, peer] = [&self.id, &self.subject, &self.peer].map(|it| printable(it));
         format!("{id:26} {:10} {pid:>8}  {subject:20} {peer}", self.phase.name())
     }
-}
-
-/// What another host says, without what a terminal would do something by.
-#[must_use]
-pub(crate) fn printable(text: &str) -> String {
-    text.chars().map(|it| if it.is_control() { char::REPLACEMENT_CHARACTER } else { it }).collect()
 }
 
 /// Whether `name` is one that the images of a dump can have. runc leaves one of its own, and so does Podman.
