@@ -163,9 +163,7 @@ impl AddAssign for Ticks {
 pub fn file_system(dir: &Path) -> Option<String> {
     let dir = dir.canonicalize().ok()?;
     let mounts = mountinfo::of(std::process::id().cast_signed()).ok()?;
-    // The innermost; of several at one place, the last.
-    let below = mounts.iter().filter(|mount| dir.starts_with(&mount.mountpoint));
-    let mount = below.max_by_key(|mount| mount.mountpoint.components().count())?;
+    let mount = mountinfo::holding(&mounts, &dir)?;
     Some(format!("{} on {}", mount.fs, mount.source.display()))
 }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::error::{self, Error};
 use crate::proc;
@@ -57,6 +57,13 @@ pub struct Malformed {
 pub fn of(pid: i32) -> error::Result<Vec<Mount>> {
     let malformed = |error: Malformed| Error::invalid("mountinfo", error.to_string());
     parse(&proc::bytes(pid, "mountinfo")?).map_err(malformed)
+}
+
+/// The one of these that a path, which is no link, leads into: the innermost; of several at one place, the last.
+#[must_use]
+pub fn holding<'m>(mounts: &'m [Mount], path: &Path) -> Option<&'m Mount> {
+    let above = mounts.iter().filter(|mount| path.starts_with(&mount.mountpoint));
+    above.max_by_key(|mount| mount.mountpoint.components().count())
 }
 
 /// Parses the file.

@@ -56,10 +56,7 @@ fn is_mounted(path: &Path) -> bool {
     let Ok(path) = path.canonicalize() else { return false };
     let mounts = |pid: i32| mountinfo::of(pid).unwrap_or_default();
     let own = mounts(std::process::id().cast_signed());
-    let above = own.iter().filter(|mount| path.starts_with(&mount.mountpoint));
-    let Some(mount) = above.max_by_key(|mount| mount.mountpoint.components().count()) else {
-        return false;
-    };
+    let Some(mount) = mountinfo::holding(&own, &path) else { return false };
     let rest = path.strip_prefix(&mount.mountpoint).unwrap_or(Path::new(""));
     let root = mount.root.join(rest);
     let is_it = |it: &Mount| it.dev == mount.dev && it.root == root && !it.deleted;
