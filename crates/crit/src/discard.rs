@@ -43,6 +43,9 @@ pub struct Discard {
     /// takes to remove the lock of the network
     #[arg(long)]
     json: bool,
+    /// Leave the images, so that it can be asked again what removes the lock
+    #[arg(long)]
+    keep_images: bool,
     #[command(flatten)]
     keys: Keys,
 }
@@ -82,7 +85,9 @@ impl Discard {
             of.push(path.display().to_string());
         }
         let lock = locked(&images)?;
-        names.iter().try_for_each(|name| images.remove(name))?;
+        if !self.keep_images {
+            names.iter().try_for_each(|name| images.remove(name))?;
+        }
         if self.json {
             let object = json!({ "removed": removed, "missing": missing, "unlock": lock });
             writeln!(out, "{object}").map_err(said)?;

@@ -37,8 +37,27 @@ fn images(names: &[&str]) -> tempfile::TempDir {
 }
 
 fn discard(images: &std::path::Path, root: &std::path::Path) -> bool {
+    discard_with(&[], images, root)
+}
+
+fn discard_with(options: &[&str], images: &std::path::Path, root: &std::path::Path) -> bool {
     let words = ["image", "discard", images.to_str().unwrap(), "--root", root.to_str().unwrap()];
+    let words = words.iter().chain(options);
     torpor_crit::run(Command::parse_from(words).image, &Identities::default()).is_ok()
+}
+
+/// Whoever removes the lock may be killed before that, and asks again.
+#[test]
+fn images_that_are_kept_are_asked_again() {
+    let root = tempfile::tempdir().unwrap();
+    let name = root.path().join("link_remap.1");
+    fs::write(&name, "").unwrap();
+    let images = images(&["/link_remap.1"]);
+    let there = || fs::read_dir(images.path()).unwrap().count();
+    let before = there();
+    assert!(discard_with(&["--keep-images"], images.path(), root.path()) && !name.exists());
+    assert!(discard_with(&["--keep-images"], images.path(), root.path()));
+    assert_eq!(there(), before);
 }
 
 #[test]

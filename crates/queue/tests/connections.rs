@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use common::{Daemon, connected, leaks, until};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use torpor_images::{ImageDir, lock};
 
@@ -94,6 +95,34 @@ fn what_a_daemon_has_put_aside_the_next_one_discards() {
     until("the lock is gone", || (!tables().contains(&table)).then_some(()));
     is_reset(peer);
     daemon.ok(&["cancel", &id.to_string()]);
+}
+
+/// Also if it was killed between asking what removes a lock and removing it.
+#[test]
+fn a_lock_that_was_asked_for_and_not_removed_goes_as_well() {
+    // The one that asks stands still there until it is killed.
+    let bin = tempfile::tempdir().unwrap();
+    let (nft, asked) = (bin.path().join("nft"), bin.path().join("asked"));
+    let script = format!(
+        "#!/bin/sh\n[ $1 = delete ] && [ ! -e {asked} ] && echo $$ >{asked} && exec sleep 1000\nPATH=${{PATH#*:}} exec nft \"$@\"\n",
+        asked = asked.display()
+    );
+    fs::write(&nft, script).unwrap();
+    fs::set_permissions(&nft, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", bin.path().display(), std::env::var("PATH").unwrap());
+    let mut daemon =
+        Daemon::in_environment(&json!({}), &["--means", "checkpoint"], &[("PATH", path)]);
+    let (id, _, peer) = connected(&daemon);
+    let (_, table) = asleep(&daemon, id);
+    daemon.ok(&["cancel", &id.to_string()]);
+    let pid: i32 = until("it was asked", || fs::read_to_string(&asked).ok()?.trim().parse().ok());
+    daemon.kill();
+    // It may have ended with the daemon.
+    let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
+    assert!(tables().contains(&table), "{}", tables());
+    daemon.launch();
+    until("the lock is gone", || (!tables().contains(&table)).then_some(()));
+    is_reset(peer);
 }
 
 /// Where nft does not work it is locked by rules of iptables.

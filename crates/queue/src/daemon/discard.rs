@@ -2,7 +2,8 @@
 //!
 //! While a job sleeps, its dump has left something on the machine for the restore: a lock of the network, so
 //! that nobody answers in the name of its connections, and names of files that had none. Without a restore
-//! both would stay for ever. `torpor image discard` removes the names, and says which command removes the lock.
+//! both would stay for ever. `torpor image discard` removes the names, and says which command removes the lock. A daemon
+//! may be killed after any of these steps, and the next one takes all of them again: the images go last.
 
 use std::fs::{self, File};
 use std::io;
@@ -15,7 +16,7 @@ use serde::Deserialize;
 use torpor_worker::tell;
 
 use super::core::Core;
-use super::record::Record;
+use super::record::{Place, Record};
 use crate::child::run_until;
 use crate::files;
 use crate::scheduler::JobId;
@@ -66,7 +67,13 @@ impl Core {
     /// Discards those that a daemon before this one has put aside.
     pub(super) fn discard_the_rest(&self) {
         for entry in fs::read_dir(self.data.join(DISCARDED)).into_iter().flatten().flatten() {
-            Discarded(entry.path()).discard(Names::Stay);
+            // A job that is not over may have an older checkpoint that needs them.
+            let name = entry.file_name();
+            let id = name.to_str().and_then(|name| name.split('-').next()?.parse().ok());
+            let is_over =
+                id.and_then(|id| self.jobs.get(&id)).is_some_and(|job| job.place == Place::Ended);
+            let names = id.filter(|_| is_over).map_or(Names::Stay, |id| self.names(id));
+            Discarded(entry.path()).discard(names);
         }
     }
 
@@ -103,9 +110,10 @@ fn unlock(place: &Path, names: Names) -> Result<(), String> {
     if record.boot != checkpoint::boot() {
         return Ok(());
     }
+    let root = if names == Names::Go { Path::new("/") } else { place };
     let mut discard = Command::new("/proc/self/exe");
-    discard.args(["image", "discard", "--json"]).arg(place.join(&record.images)).arg("--root");
-    discard.arg(if names == Names::Go { Path::new("/") } else { place });
+    discard.args(["image", "discard", "--json", "--keep-images", "--root"]).arg(root);
+    discard.arg(place.join(&record.images));
     if let Some(identity) = &record.identity {
         discard.arg("--identity").arg(identity);
     }
