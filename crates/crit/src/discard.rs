@@ -105,7 +105,9 @@ fn is_image(name: &str) -> bool {
         let is_tags = name.strip_prefix(TAGS).is_some_and(|rest| rest.ends_with(END));
         is_tags || [header::FILE_NAME, manifest::FILE_NAME].contains(&name)
     };
-    name.ends_with(END) && Kind::of_file(name).is_some() || is_named()
+    name.ends_with(END) && Kind::of_file(name).is_some()
+        || is_named()
+        || lock::noted(name).is_some()
 }
 
 /// The paths that the dump has given to files without a name, without the first slash.
@@ -123,7 +125,15 @@ fn given(images: &ImageDir) -> Result<Vec<Vec<u8>>> {
 /// The commands that remove the lock of its connections, from the network that they were in, word by word.
 fn locked(images: &ImageDir) -> Result<Vec<Vec<String>>> {
     let streams = images.ids(kind::TCP_STREAM)?;
-    if streams.is_empty() || !images.has(kind::INVENTORY, 0)? {
+    if !images.has(kind::INVENTORY, 0)? {
+        // Of a dump that was killed.
+        return Ok(images
+            .names()?
+            .iter()
+            .filter_map(|name| Some(delete(lock::noted(name)?)))
+            .collect());
+    }
+    if streams.is_empty() {
         return Ok(Vec::new());
     }
     let inventory = images.inventory()?;
@@ -151,8 +161,12 @@ fn typed(commands: &[Vec<String>]) -> String {
 fn table(id: &str) -> Option<Vec<String>> {
     // It becomes a word of a command: nothing but what our own names are made of.
     let is_plain = !id.is_empty() && id.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
-    let words = ["nft", "delete", "table", lock::FAMILY, &lock::table(id)];
-    is_plain.then(|| words.map(str::to_owned).to_vec())
+    is_plain.then(|| delete(&lock::table(id)))
+}
+
+/// The command that removes a table.
+fn delete(table: &str) -> Vec<String> {
+    ["nft", "delete", "table", lock::FAMILY, table].map(str::to_owned).to_vec()
 }
 
 /// The commands that remove the rules of connections, one for each rule: there may be thousands, and each may be gone
@@ -231,6 +245,16 @@ mod tests {
         images.write_one(kind::TCP_STREAM, 5, &TcpStreamEntry::default()).unwrap();
         assert_eq!(command("0a5f-7").unwrap(), "nft delete table inet CRIU-0a5f-7");
         assert_eq!(command("0a5f; rm"), None);
+    }
+
+    /// It is killed before it can write what says so.
+    #[test]
+    fn the_lock_of_a_dump_that_was_killed_has_a_command() {
+        let dir = tempfile::tempdir().unwrap();
+        let images = ImageDir::open(dir.path()).unwrap();
+        std::fs::write(dir.path().join(lock::note("CRIU-0a5f")), "").unwrap();
+        let words: Vec<String> = locked(&images).unwrap().concat();
+        assert_eq!(words.join(" "), "nft delete table inet CRIU-0a5f");
     }
 
     /// As those rules are written that lock it, for iptables looks for the same.

@@ -342,6 +342,7 @@ impl<'a> Dump<'a> {
     fn of(opts: &'a Options, images: ImageDir, guardian: Guardian) -> Self {
         let images = Arc::new(images);
         let later = Later::new(Arc::clone(&images), opts.memory.workers());
+        let network = network::held::Held::of(&images);
         Dump {
             opts,
             images,
@@ -353,7 +354,7 @@ impl<'a> Dump<'a> {
             files: FileTable::default(),
             remaps: Remaps::default(),
             kinds: files::Kinds::default(),
-            network: network::held::Held::default(),
+            network,
             fresh: None,
             own_ids: TaskKobjIdsEntry::default(),
             guardian,
@@ -604,7 +605,9 @@ impl<'a> Dump<'a> {
         crate::host::mark(self.opts, &self.images, &mut inventory)?;
         self.images.write_one(kind::INVENTORY, 0, &inventory)?;
         crate::seal::finish(&self.images, self.opts)?;
-        Ok(self.images.complete()?)
+        self.images.complete()?;
+        self.network.forget_note();
+        Ok(())
     }
 
     /// The images are complete: the next dump may build on them, and pages that they

@@ -1,9 +1,12 @@
 //! The network of a dumped tree: held still until its tasks go on.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
+use torpor_images::{ImageDir, lock};
 use torpor_kernel::sock_diag::InetSocket;
 use torpor_policy::LockedBy;
+use torpor_store::Store;
 
 use super::accept::{self, Running};
 use super::listed::{inodes_of, is_own, is_shared, tcp_sockets};
@@ -24,6 +27,10 @@ use crate::proc;
 pub(crate) struct Held {
     /// Names the locks; in the inventory, so that the restore finds them.
     id: String,
+    /// Where they are noted until there is an inventory, if that is a directory.
+    images: Option<Arc<dyn Store>>,
+    /// The name of that note.
+    note: Option<String>,
     /// What the locks are set with.
     tool: Option<Tool>,
     locks: Vec<Lock>,
@@ -50,6 +57,12 @@ struct Lock {
 }
 
 impl Held {
+    /// Of a dump whose images lie there.
+    pub(crate) fn of(images: &ImageDir) -> Self {
+        let images = images.directory().is_some().then(|| images.store().clone());
+        Self { images, ..Self::default() }
+    }
+
     /// The name of this dump's locks.
     ///
     /// # Errors
@@ -199,6 +212,7 @@ impl Held {
             None => rules::choose(network.lock)?,
         };
         self.tool = Some(tool);
+        self.note(tool, &id)?;
         let undo = Removal::of_lock(tool, &id, &scope);
         undo.watch(guardian, space, netns.as_fd())?;
         let more = self.locks.iter().any(|lock| lock.space == space);
@@ -207,6 +221,27 @@ impl Held {
         drop(line);
         self.locks.push(Lock { space, netns, scope, undo });
         set
+    }
+
+    /// Notes the table of a lock, which nobody else would find should all of this be killed.
+    fn note(&mut self, tool: Tool, id: &str) -> Result<()> {
+        let Some(images) = self.images.as_ref().filter(|_| tool == Tool::Nft) else {
+            return Ok(());
+        };
+        if self.note.is_none() {
+            let name = lock::note(&lock::table(id));
+            images.create(&name).context(|| format!("create {name}"))?;
+            self.note = Some(name);
+        }
+        Ok(())
+    }
+
+    /// The inventory names the locks, or they are gone.
+    pub(crate) fn forget_note(&mut self) {
+        let Some((images, name)) = self.images.as_ref().zip(self.note.take()) else { return };
+        if let Err(e) = images.remove(&name) {
+            tracing::warn!("remove {name}: {e}");
+        }
     }
 
     /// Makes sure that the packets of a connection are held back: one that was not found in
@@ -241,16 +276,21 @@ impl Held {
     /// The tasks go on: the network does, too.
     pub(crate) fn release(&mut self, guardian: &Guardian) {
         self.connections.clear();
+        let mut are_gone = true;
         for lock in std::mem::take(&mut self.locks) {
             if let Err(e) = run_in(&[lock.netns.as_fd()], || lock.undo.run()) {
                 // The guardian will try again.
                 tracing::error!("the network stays locked: {e}");
+                are_gone = false;
                 continue;
             }
             let undos = lock.undo.undos(lock.space);
             if let Err(e) = undos.iter().try_for_each(|undo| guardian.forget(undo)) {
                 tracing::debug!("{e}");
             }
+        }
+        if are_gone {
+            self.forget_note();
         }
     }
 
