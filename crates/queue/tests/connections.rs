@@ -9,9 +9,9 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use common::{Daemon, connected, leaks, until};
+use common::{Daemon, connected, connected_with, leaks, shepherds, until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use torpor_images::{ImageDir, lock};
@@ -123,6 +123,43 @@ fn a_lock_that_was_asked_for_and_not_removed_goes_as_well() {
     daemon.launch();
     until("the lock is gone", || (!tables().contains(&table)).then_some(()));
     is_reset(peer);
+}
+
+/// A dump that is killed with all that would undo its work leaves a lock that no checkpoint names.
+#[test]
+fn the_lock_of_a_dump_that_was_cut_off_goes() {
+    let daemon = Daemon::start(&["--means", "checkpoint"]);
+    let (id, listener, _peer) = connected_with(&daemon, 64);
+    let port = listener.local_addr().unwrap().port();
+    let saved = || {
+        let entries = fs::read_dir(daemon.data().join(format!("jobs/{id}"))).unwrap().flatten();
+        let saved = entries.filter(|entry| entry.path().join("record.json").exists());
+        saved.map(|entry| entry.file_name()).max()
+    };
+    for attempt in 0.. {
+        assert!(attempt < 9, "no dump was met that had locked the connection and was not over");
+        let running = || daemon.job(id)["state"] == "running";
+        let shepherd =
+            until("it runs", || shepherds(&daemon.data()).first().copied().filter(|_| running()));
+        let before = saved();
+        let mut preempt = daemon.queue(&["preempt", &id.to_string()]);
+        let mut preempt = preempt.stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+        until("it is locked, or asleep", || {
+            let is_over = preempt.try_wait().unwrap().is_some();
+            (is_over || !leaks::locks(port).is_empty()).then_some(())
+        });
+        kill_process(Pid::from_raw(shepherd).unwrap(), Signal::KILL).ok();
+        preempt.wait().unwrap();
+        if saved() == before {
+            break;
+        }
+        until("it is over", || (!shepherds(&daemon.data()).contains(&shepherd)).then_some(()));
+        daemon.queue(&["resume", &id.to_string()]).output().unwrap();
+    }
+    until("the lock is gone", || leaks::locks(port).is_empty().then_some(()));
+    daemon.ok(&["cancel", &id.to_string()]);
+    daemon.wait_for(id, "cancelled");
+    leaks::assert_none(&daemon, &[port]);
 }
 
 /// Where nft does not work it is locked by rules of iptables.

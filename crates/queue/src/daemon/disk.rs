@@ -5,6 +5,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use torpor_worker::tell;
+
+use super::left::{self, Names};
 use crate::bundle::{self, Bundle};
 use crate::files::{self, JobDir};
 use crate::shepherd::OWN;
@@ -156,6 +159,9 @@ pub(super) fn adopt(dir: &JobDir) {
             checkpoint::record(&place).is_ok_and(|record| record.boot == checkpoint::boot());
         let whole = of_this_boot && digests::agree(dir, seq);
         if !whole || checkpoint::settle(dir, seq).is_err() {
+            if let Err(e) = left::take_away(&place, Names::Stay) {
+                tell!("torpor queue: {}: what its dump has left: {e}", place.display());
+            }
             // What cannot be removed now is removed with the next one.
             let _ = files::remove_trees(&[place]);
         }

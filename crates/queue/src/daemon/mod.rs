@@ -16,6 +16,7 @@ mod foresee;
 mod import;
 mod kept;
 mod lease;
+mod left;
 mod link;
 mod listen;
 mod memory;

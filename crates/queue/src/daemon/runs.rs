@@ -5,8 +5,9 @@ use std::os::unix::net::UnixStream;
 use serde_json::json;
 
 use super::core::Core;
-use super::discard::{Discarded, Names};
+use super::discard::Discarded;
 use super::disk;
+use super::left::Names;
 use super::record::{Place, Record, Unwoken};
 use crate::files;
 use crate::preemption::Dirt;

@@ -11,7 +11,7 @@ use super::digests;
 use crate::files::{self, JobDir, checkpoint_number};
 
 /// The name of its record in a checkpoint.
-pub(super) const RECORD: &str = "record.json";
+pub(crate) const RECORD: &str = "record.json";
 
 /// What is kept beside the images of a checkpoint.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

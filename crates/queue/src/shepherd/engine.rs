@@ -148,7 +148,8 @@ impl Save {
             return SaveEnd::Lost;
         }
         if !matches!(done, Ok(Ok(_))) {
-            // It is of no use, and may be as large as the job.
+            // It is of no use, and may be as large as the job. But it notes what was locked, and what undoes that may be killed.
+            wait_for_guard(|| false);
             let _ = files::remove_trees(&[dir]);
         }
         match done {
@@ -178,12 +179,8 @@ impl Save {
 
     /// Whether the job ends, as its processes are told by what undoes the work of its worker.
     fn ends(&self) -> bool {
-        let begun = Instant::now();
-        let is_undone = || !super::ending::is_at_work(GUARD);
         // A job that ends already goes on to end, whatever the guard still does.
-        while !is_ending(self.root) && !is_undone() && begun.elapsed() < GUARD_PATIENCE {
-            thread::sleep(Duration::from_millis(2));
-        }
+        wait_for_guard(|| is_ending(self.root));
         // One that has taken its signal a moment ago does not show that.
         (0..20).any(|_| {
             let ends = is_ending(self.root);
@@ -431,6 +428,14 @@ fn wait_for_memory() -> io::Result<()> {
         thread::sleep(Duration::from_millis(2));
     }
     Ok(())
+}
+
+/// Waits until the work of workers that have ended is undone, or that is enough.
+fn wait_for_guard(is_enough: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_enough() && super::ending::is_at_work(GUARD) && begun.elapsed() < GUARD_PATIENCE {
+        thread::sleep(Duration::from_millis(2));
+    }
 }
 
 /// Whether a process has ended, or will as soon as it runs: one that is frozen does not.

@@ -367,11 +367,17 @@ pub fn shown(output: &Output) -> String {
 
 /// A job that has a connection and writes lines, who listens for it, and the other end of the connection.
 pub fn connected(daemon: &Daemon) -> (u64, TcpListener, TcpStream) {
+    connected_with(daemon, 0)
+}
+
+/// The same with so many MiB of memory, which take a while to be saved.
+pub fn connected_with(daemon: &Daemon, mib: u32) -> (u64, TcpListener, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port().to_string();
-    let script = "import socket, sys, time\ns = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n\
+    let script = "import os, socket, sys, time\nmemory = os.urandom(int(sys.argv[2]) << 20)\ns = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n\
                   while True:\n    print('connected', flush=True)\n    time.sleep(0.1)";
-    let id = daemon.submit(&["--class", "batch"], &["python3", "-c", script, &port]);
+    let id =
+        daemon.submit(&["--class", "batch"], &["python3", "-c", script, &port, &mib.to_string()]);
     let peer = listener.accept().unwrap().0;
     peer.set_read_timeout(Some(PATIENCE)).unwrap();
     daemon.wait_for_output(id, "connected");
