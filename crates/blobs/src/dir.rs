@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Seek};
+use std::io::{self, ErrorKind, Read, Seek};
 use std::ops::Range;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use tempfile::NamedTempFile;
 
 use crate::error::{Context, Error, Result};
@@ -42,7 +43,7 @@ impl Dir {
     /// does not.
     fn lock(&self, how: FlockOperation) -> Result<File> {
         let shown = || self.blobs().display().to_string();
-        let lock = File::open(self.blobs()).context(shown)?;
+        let lock = open_dir(&self.blobs()).context(shown)?;
         flock(&lock, how).context(shown)?;
         Ok(lock)
     }
@@ -61,7 +62,7 @@ impl Dir {
     fn open(&self, blob: &Descriptor, len: u64) -> Result<Arc<File>> {
         let path = self.blob(&blob.digest)?;
         let held = self.held().get(&blob.digest).cloned();
-        let open = || File::open(&path).map(Arc::new).context(|| path.display().to_string());
+        let open = || open_regular(&path).map(Arc::new).context(|| path.display().to_string());
         let file = held.map_or_else(open, Ok)?;
         if file.metadata().context(|| path.display().to_string())?.len() < len {
             return Err(Error::new(format!("{} is cut short", path.display())));
@@ -83,7 +84,7 @@ impl Dir {
     fn change<T>(&self, change: impl FnOnce(&mut Index) -> Result<T>) -> Result<T> {
         let shown = || self.path.display().to_string();
         fs::create_dir_all(self.blobs()).context(shown)?;
-        let lock = File::open(&self.path).context(shown)?;
+        let lock = open_dir(&self.path).context(shown)?;
         flock(&lock, FlockOperation::LockExclusive).context(shown)?;
         let layout = self.path.join("oci-layout");
         if !layout.exists() {
@@ -122,12 +123,32 @@ impl Push for Storing {
     }
 }
 
-/// Reads a file of at most so many bytes.
-fn read_at_most(file: &Path, most: u64) -> io::Result<Vec<u8>> {
-    if fs::metadata(file)?.len() > most {
-        return Err(io::Error::other(format!("it has more than {most} bytes")));
+/// Opens a directory, and nothing else: a FIFO would be waited for.
+fn open_dir(path: &Path) -> rustix::io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).map(File::from)
+}
+
+/// Opens a regular file to be read. Whoever else may write to the directory could have laid out a FIFO, which nobody writes
+/// to, or a link to a device, which does something when it is opened: what has the name is looked at before that.
+fn open_regular(path: &Path) -> io::Result<File> {
+    let found = File::from(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?);
+    if !found.metadata()?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
     }
-    fs::read(file)
+    // Where there is no /proc it would count as absent.
+    File::open(format!("/proc/self/fd/{}", found.as_raw_fd())).map_err(io::Error::other)
+}
+
+/// Reads a regular file of at most so many bytes.
+fn read_at_most(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    // It may grow, or tell no length, as the files of /proc do.
+    open_regular(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > most {
+        true => Err(io::Error::other(format!("it has more than {most} bytes"))),
+        false => Ok(bytes),
+    }
 }
 
 impl Store for Dir {
@@ -287,6 +308,48 @@ mod tests {
         assert!(store.read(&other, 0..2).is_err() && store.hold(&other).is_err());
         let longer = Descriptor { size: 100, ..kept };
         assert!(store.hold(&longer).unwrap_err().to_string().contains("is cut short"));
+    }
+
+    /// Root may look into a directory that somebody else may write to: a FIFO would be waited for, and a device fill the memory.
+    #[test]
+    fn nothing_but_regular_files_is_read() {
+        use std::os::unix::fs::symlink;
+
+        let dir = tempfile::tempdir().unwrap();
+        let store = Dir::new(dir.path(), "latest");
+        store.publish(b"{}").unwrap();
+        let (digest, size) = (oci::sha256(b"{}"), 2);
+        let media_type = MANIFEST.to_owned();
+        let blob = Descriptor { media_type, digest, size, annotations: Default::default() };
+        let lay_out = |path: &Path, at: Option<&str>| {
+            let _ = fs::remove_file(path);
+            match at {
+                Some(device) => symlink(device, path).unwrap(),
+                None => {
+                    let kind = rustix::fs::FileType::Fifo;
+                    rustix::fs::mknodat(rustix::fs::CWD, path, kind, Mode::RWXU, 0).unwrap();
+                }
+            }
+        };
+        fs::create_dir(dir.path().join(SIGNS)).unwrap();
+        for at in [Some("/dev/zero"), None] {
+            lay_out(&dir.path().join(SIGNS).join("latest"), at);
+            assert!(store.sign().unwrap_err().to_string().ends_with("it is no regular file"));
+            lay_out(&store.blob(&blob.digest).unwrap(), at);
+            assert!(store.manifest().unwrap_err().to_string().ends_with("it is no regular file"));
+            assert!(store.hold(&blob).is_err());
+        }
+        fs::remove_dir_all(store.blobs()).unwrap();
+        lay_out(&store.blobs(), None);
+        assert!(store.collect().unwrap_err().to_string().contains("Not a directory"));
+        for at in [Some("/dev/zero"), None] {
+            lay_out(&dir.path().join("index.json"), at);
+            assert!(store.names().unwrap_err().to_string().ends_with("it is no regular file"));
+        }
+        let other = dir.path().join("other");
+        fs::write(&other, "1234").unwrap();
+        assert_eq!(read_at_most(&other, 4).unwrap(), b"1234");
+        assert!(read_at_most(&other, 3).unwrap_err().to_string().contains("more than 3 bytes"));
     }
 
     /// Root may collect in a directory that somebody else may write to.
