@@ -1,20 +1,27 @@
 //! An archive: a tar file, as Podman and Kubernetes make of a checkpoint.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::fd::BorrowedFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use flate2::read::MultiGzDecoder;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use tar::{Builder, EntryType, Header};
 
-use crate::{INVENTORY, Memory, PARENT_LINK, Shelf, Store};
+use crate::{INVENTORY, Memory, NotRegular, PARENT_LINK, Shelf, Store};
 
 /// Where runtimes have the images in their archives.
 const IMAGES: &str = "checkpoint";
 /// More files than the largest tree has images.
 const MAX_FILES: usize = 1 << 20;
+/// More bytes than stand in front of any file of an archive: its head, and what that has no room for.
+const MAX_HEADS: u64 = 1 << 20;
 /// The first bytes of what gzip and zstd make (RFC 1952, RFC 8878).
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
@@ -36,12 +43,16 @@ impl Archive {
     /// Reads an archive.
     ///
     /// # Errors
-    /// If the file cannot be read; [`io::ErrorKind::InvalidData`] if it holds no images, a file twice,
-    /// more files than any checkpoint has, or more bytes than there is memory for.
+    /// If the file cannot be read; [`io::ErrorKind::Other`] with [`NotRegular`] if it is no regular file;
+    /// [`io::ErrorKind::InvalidData`] if it holds no images, a file twice, more files than any checkpoint has, or more bytes
+    /// than there is memory for.
     pub fn open(path: impl AsRef<Path>) -> io::Result<Self> {
-        let path = path.as_ref();
+        Self::open_with(path.as_ref(), OFlags::empty())
+    }
+
+    fn open_with(path: &Path, flags: OFlags) -> io::Result<Self> {
         let files = Shelf::new().place("archive")?;
-        let mut file = File::open(path)?;
+        let mut file = open_regular(path, flags)?;
         let mut start = [0; 4];
         let len = read_up_to(&mut file, &mut start)?;
         file.seek(SeekFrom::Start(0))?;
@@ -74,7 +85,10 @@ impl Archive {
         name.push(".partial");
         let partial = self.path.with_file_name(name);
         let written = (|| {
-            let mut file = File::create(&partial)?;
+            // What is there was left behind, or leads to where somebody else wants it.
+            let _ = std::fs::remove_file(&partial);
+            let mut options = File::options();
+            let mut file = options.write(true).create_new(true).mode(0o600).open(&partial)?;
             pack(&self.files, &mut file)?;
             file.sync_all()?;
             std::fs::rename(&partial, &self.path)
@@ -85,6 +99,17 @@ impl Archive {
         }
         written
     }
+}
+
+/// A fifo that somebody has laid out could block.
+fn open_regular(path: &Path, flags: OFlags) -> io::Result<File> {
+    let flags = flags | OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(file) => File::from(file),
+        Err(Errno::LOOP | Errno::NXIO) => return Err(NotRegular::error()),
+        Err(errno) => return Err(errno.into()),
+    };
+    if file.metadata()?.is_file() { Ok(file) } else { Err(NotRegular::error()) }
 }
 
 /// How many bytes this host has room for: an archive of a few can unpack to as many as it likes. What is swapped out takes none.
@@ -155,38 +180,68 @@ fn sorted(store: &dyn Store) -> io::Result<Vec<String>> {
 /// Reads the images of a tar stream into `to`: those below `checkpoint/`, or at its top. What
 /// else a runtime has put beside them is passed over.
 pub(crate) fn unpack(from: impl Read, to: &Memory, max: u64) -> io::Result<()> {
-    let mut archive = tar::Archive::new(from);
-    let (mut files, mut bytes) = (0, 0);
-    for entry in archive.entries()? {
+    let left = Rc::new(Cell::new(0));
+    let mut archive = tar::Archive::new(Metered { from, left: Rc::clone(&left) });
+    let (mut entries, mut files, mut bytes) = (archive.entries()?, 0, 0);
+    loop {
+        left.set(MAX_HEADS);
+        let Some(entry) = entries.next() else { return Ok(()) };
+        left.set(u64::MAX);
         let mut entry = entry?;
-        let path = entry.path()?.into_owned();
-        let Some(name) = image_name(&path) else { continue };
-        files += 1;
-        bytes += entry.size();
-        if files > MAX_FILES {
-            return Err(invalid("it holds more files than a checkpoint may have"));
-        }
-        if bytes > max {
-            return Err(invalid(format!(
-                "it holds more than {max} bytes, which there is room for"
-            )));
-        }
-        match entry.header().entry_type() {
-            EntryType::Regular => {
-                let twice = |e: io::Error| match e.kind() {
-                    io::ErrorKind::AlreadyExists => invalid(format!("it holds {name} twice")),
-                    _ => e,
-                };
-                io::copy(&mut entry, &mut to.create(&name).map_err(twice)?)?;
+        let name = image_name(&entry.path()?);
+        if let Some(name) = name {
+            files += 1;
+            bytes += entry.size();
+            if files > MAX_FILES {
+                return Err(invalid("it holds more files than a checkpoint may have"));
             }
-            EntryType::Symlink if name == PARENT_LINK => {
-                let target = entry.link_name()?.ok_or_else(|| invalid("a link leads nowhere"))?;
-                to.set_parent(&target)?;
+            if bytes > max {
+                return Err(invalid(format!(
+                    "it holds more than {max} bytes, which there is room for"
+                )));
             }
-            _ => return Err(invalid(format!("{name} is not a regular file in it"))),
+            take(&mut entry, &name, to)?;
         }
+        // What was not taken would count as a part of the next head.
+        io::copy(&mut entry, &mut io::sink())?;
     }
-    Ok(())
+}
+
+fn take(entry: &mut tar::Entry<'_, impl Read>, name: &str, to: &Memory) -> io::Result<()> {
+    match entry.header().entry_type() {
+        EntryType::Regular => {
+            let twice = |e: io::Error| match e.kind() {
+                io::ErrorKind::AlreadyExists => invalid(format!("it holds {name} twice")),
+                _ => e,
+            };
+            io::copy(entry, &mut to.create(name).map_err(twice)?).map(drop)
+        }
+        EntryType::Symlink if name == PARENT_LINK => {
+            let target = entry.link_name()?.ok_or_else(|| invalid("a link leads nowhere"))?;
+            to.set_parent(&target)
+        }
+        _ => Err(invalid(format!("{name} is not a regular file in it"))),
+    }
+}
+
+/// Gives no more bytes than are left. Names that are too long for a head stand in front of it, and would be read into memory
+/// however long they are.
+struct Metered<R> {
+    from: R,
+    left: Rc<Cell<u64>>,
+}
+
+impl<R: Read> Read for Metered<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let left = usize::try_from(self.left.get()).unwrap_or(usize::MAX);
+        let most = into.len().min(left);
+        if most == 0 && !into.is_empty() {
+            return Err(invalid("it holds a name that is too long"));
+        }
+        let read = self.from.read(&mut into[..most])?;
+        self.left.set(self.left.get() - read as u64);
+        Ok(read)
+    }
 }
 
 /// The name of an image by its path in an archive; none if it is something else.
@@ -241,14 +296,16 @@ impl Store for Archive {
         self.files.names()
     }
 
-    /// Archives lie side by side, as the directories of rounds do.
+    /// Archives lie side by side, as the directories of rounds do. A link to one would lead to where whoever has made it cannot
+    /// read.
     fn relative(&self, path: &Path) -> io::Result<Arc<dyn Store>> {
         let mut parts = path.components();
         let beside = match (parts.next(), parts.next(), parts.next()) {
             (Some(Component::ParentDir), Some(Component::Normal(name)), None) => name,
             _ => return Err(io::ErrorKind::NotFound.into()),
         };
-        Ok(Arc::new(Archive::open(self.path.with_file_name(beside))?))
+        let beside = self.path.with_file_name(beside);
+        Ok(Arc::new(Archive::open_with(&beside, OFlags::NOFOLLOW)?))
     }
 
     fn inner(&self, name: &str) -> io::Result<Arc<dyn Store>> {
@@ -383,6 +440,55 @@ mod tests {
             assert_eq!(error.kind(), io::ErrorKind::InvalidData);
             assert!(error.to_string().contains("which there is room for"), "{error}");
         }
+    }
+
+    /// What is packed well fills the memory by a few bytes.
+    #[test]
+    fn names_of_any_length_are_not_read() {
+        let inventory = ("checkpoint/inventory.img", EntryType::Regular, b"i".as_slice());
+        let named = |len: usize| {
+            let mut header = Header::new_gnu();
+            header.set_path("long").unwrap();
+            header.set_entry_type(EntryType::GNULongName);
+            header.set_size(len as u64);
+            header.set_cksum();
+            let mut bytes = header.as_bytes().to_vec();
+            bytes.resize(512 + len.next_multiple_of(512), b'a');
+            bytes.extend(tar(&[("short", EntryType::Regular, b"x"), inventory]));
+            open(&bytes)
+        };
+        named(1000).unwrap();
+        let error = named(2 << 20).unwrap_err().to_string();
+        assert_eq!(error, "it holds a name that is too long");
+        // What is passed over may be of any length.
+        let large = vec![7; 3 << 20];
+        open(&tar(&[("rootfs-diff.tar", EntryType::Regular, &large), inventory])).unwrap();
+    }
+
+    /// The directory may be somebody else's.
+    #[test]
+    fn links_and_fifos_beside_are_no_archives() {
+        use std::os::unix::fs::{MetadataExt, symlink};
+        let dir = tempfile::tempdir().unwrap();
+        let [path, other, partial] =
+            ["2.tar", "1.tar", "2.tar.partial"].map(|name| dir.path().join(name));
+        let kept = dir.path().join("kept");
+        std::fs::write(&kept, "kept").unwrap();
+        symlink(&kept, &partial).unwrap();
+        let archive = Archive::create(&path).unwrap();
+        put(&archive, INVENTORY, b"inventory");
+        archive.set_parent(Path::new("../1.tar")).unwrap();
+        archive.complete().unwrap();
+        assert_eq!(std::fs::read(&kept).unwrap(), b"kept");
+        assert_eq!(std::fs::symlink_metadata(&path).unwrap().mode(), 0o100_600);
+        let parent = || Archive::open(&path).unwrap().parent().map(drop).unwrap_err();
+        symlink(&path, &other).unwrap();
+        assert!(NotRegular::is(&parent()));
+        std::fs::remove_file(&other).unwrap();
+        let kind = rustix::fs::FileType::Fifo;
+        rustix::fs::mknodat(rustix::fs::CWD, &other, kind, Mode::RWXU, 0).unwrap();
+        assert!(NotRegular::is(&parent()));
+        assert!(NotRegular::is(&Archive::open(&other).unwrap_err()));
     }
 
     #[test]
