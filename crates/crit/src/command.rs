@@ -232,7 +232,7 @@ fn explore_command(
 ) -> Result<()> {
     let dir = sealed::open_dir(dir, &keys.identities(defaults)?)?;
     match as_json {
-        true => write_text(None, &explored(&dir, what)?.to_string()),
+        true => write_text(None, &to_string(&explored(&dir, what)?, false)),
         false => explore(&dir, what, &mut io::stdout()),
     }
 }

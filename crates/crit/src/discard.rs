@@ -19,7 +19,9 @@ use torpor_seal::{header, manifest};
 
 use crate::command::Keys;
 use crate::error::{Error, Result};
+use crate::explore::printable;
 use crate::sealed;
+use crate::text::to_string;
 
 /// What `network_lock_method` of an inventory calls nftables and iptables. It counts from zero, unlike the RPC, whose
 /// method of this number is iptables.
@@ -79,10 +81,11 @@ impl Discard {
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => ("not there", &mut missing),
                 Err(error) => return Err(io(&path)(error.into())),
             };
+            let path = path.display().to_string();
             if !self.json {
-                writeln!(out, "{}: {how}", path.display()).map_err(&said)?;
+                writeln!(out, "{}: {how}", printable(&path)).map_err(&said)?;
             }
-            of.push(path.display().to_string());
+            of.push(path);
         }
         let lock = locked(&images)?;
         if !self.keep_images {
@@ -90,7 +93,7 @@ impl Discard {
         }
         if self.json {
             let object = json!({ "removed": removed, "missing": missing, "unlock": lock });
-            writeln!(out, "{object}").map_err(said)?;
+            writeln!(out, "{}", to_string(&object, false)).map_err(said)?;
         } else if !lock.is_empty() {
             writeln!(out, "the network of its connections may be locked yet: {}", typed(&lock))
                 .map_err(said)?;
@@ -221,9 +224,16 @@ fn remove(root: &File, path: &[u8]) -> rustix::io::Result<()> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use torpor_images::proto::{InventoryEntry, TcpStreamEntry};
+    use clap::Parser;
+    use torpor_images::proto::{InventoryEntry, RegFileEntry, TcpStreamEntry};
 
     use super::*;
+
+    #[derive(Parser)]
+    struct DiscardLine {
+        #[command(flatten)]
+        discard: Discard,
+    }
 
     #[test]
     fn the_lock_of_connections_has_a_command() {
@@ -317,6 +327,33 @@ mod tests {
         let said = typed(&locked(&images).unwrap());
         assert!(said.contains("iptables -w -D INPUT -p tcp") && said.contains("--sport 1003"));
         assert!(!said.contains("ffff"), "{said}");
+    }
+
+    /// Root may throw a stranger's images away.
+    #[test]
+    fn names_of_the_images_do_nothing_to_a_terminal() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().to_str().unwrap();
+        let said = |more: &[&str]| {
+            let images = ImageDir::open(dir.path()).unwrap();
+            let name = "/gone\u{1b}[2J\u{9b}\nall is well/link_remap.1".into();
+            let reg = RegFileEntry { id: 1, name, ..RegFileEntry::default() };
+            let file = FileEntry { id: 1, reg: Some(reg), ..FileEntry::default() };
+            let remap_type = Some(RemapType::Linked.into());
+            let remap = RemapFilePathEntry { orig_id: 2, remap_id: 1, remap_type };
+            images.write_all(kind::FILES, 0, &[file]).unwrap();
+            images.write_all(kind::REMAP_FPATH, 0, &[remap]).unwrap();
+            let words = [&["discard", path, "--root", path][..], more].concat();
+            let mut said = Vec::new();
+            let line = DiscardLine::parse_from(words);
+            line.discard.run(&Identities::default(), &mut said).unwrap();
+            String::from_utf8(said).unwrap()
+        };
+        let plain = |text: &str| text.trim_end().chars().all(|c| !c.is_control());
+        let (said, json) = (said(&[]), said(&["--json"]));
+        assert!(plain(&json), "{json:?}");
+        let shown = "\\u{1b}[2J\\u{9b}\\nall is well/link_remap.1: not there\n";
+        assert!(plain(&said) && said.ends_with(shown), "{said:?}");
     }
 
     /// The kernel takes no argument of 128 KiB.

@@ -149,7 +149,7 @@ impl Files {
 enum Name {
     /// A path, which may hold anything.
     Path(String),
-    /// What stands for a file without one, in letters that are safe to print.
+    /// What stands for a file without one. The name of a socket may have ends of lines in it.
     Other(String),
 }
 
@@ -160,10 +160,7 @@ impl Name {
     }
 
     fn printable(&self) -> String {
-        match self {
-            Self::Path(path) => printable(path),
-            Self::Other(name) => name.clone(),
-        }
+        printable(self.text())
     }
 }
 
@@ -172,7 +169,7 @@ fn lossy(bytes: &[u8]) -> String {
 }
 
 /// Text from an image that is safe to print on a terminal.
-fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     let mut safe = String::new();
     for c in text.chars() {
         if c.is_control() {

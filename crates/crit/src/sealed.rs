@@ -1,8 +1,6 @@
 //! Sealed images: opened for a user who has a key, and given to other recipients.
 
-use std::fs::{self, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -101,7 +99,7 @@ impl Rewrap {
                 header.add(&recipient, wrapped, &master).map_err(wrong)?;
             }
         }
-        replace(&self.dir.join(FILE_NAME), &header.encode(&master).map_err(wrong)?)?;
+        replace(&dir, &header.encode(&master).map_err(wrong)?)?;
         let names: Vec<String> = header.stanzas.iter().map(described).collect();
         let said = match self.json {
             true => json!({ "recipients": names }).to_string(),
@@ -112,21 +110,51 @@ impl Rewrap {
     }
 }
 
-/// Replaces a file as a whole, whatever happens meanwhile.
-fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
-    let new = path.with_extension("img.new");
+/// Replaces the header as a whole, whatever happens meanwhile: in the directory that it was read from, whatever has that
+/// one's name by now.
+fn replace(dir: &ImageDir, bytes: &[u8]) -> Result<()> {
+    let (new, store) = (format!("{FILE_NAME}.new"), dir.store());
     let write = || {
-        let mut options = OpenOptions::new();
-        let mut file = options.write(true).create_new(true).mode(0o600).open(&new)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&new, path)
+        store.create(&new)?.write_all(bytes)?;
+        store.replace(&new, FILE_NAME)
     };
     write().map_err(|source| {
-        if source.kind() != std::io::ErrorKind::AlreadyExists {
+        if source.kind() != ErrorKind::AlreadyExists {
             // Nothing is left of a failure but its message.
-            let _ = fs::remove_file(&new);
+            let _ = store.remove(&new);
         }
-        Error::Io { file: new.clone(), source }
+        Error::Io { file: dir.path().join(&new), source }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::fs;
+
+    use super::*;
+
+    /// Whoever owns the directory could exchange it for another checkpoint's while its header is made.
+    #[test]
+    fn the_header_is_replaced_where_it_was_read() {
+        let temp = tempfile::tempdir().unwrap();
+        let [given, moved] = ["given", "moved"].map(|name| temp.path().join(name));
+        let header = |dir: &Path| fs::read(dir.join(FILE_NAME)).unwrap();
+        fs::create_dir(&given).unwrap();
+        fs::write(given.join(FILE_NAME), "old").unwrap();
+        let dir = ImageDir::open(&given).unwrap();
+        fs::rename(&given, &moved).unwrap();
+        fs::create_dir(&given).unwrap();
+        fs::write(given.join(FILE_NAME), "of another").unwrap();
+        replace(&dir, b"new").unwrap();
+        assert_eq!(
+            (header(&given).as_slice(), header(&moved).as_slice()),
+            (&b"of another"[..], &b"new"[..])
+        );
+        assert!([&given, &moved].iter().all(|dir| fs::read_dir(dir).unwrap().count() == 1));
+        // Somebody else is at it.
+        fs::write(moved.join("seal.img.new"), "theirs").unwrap();
+        replace(&dir, b"newer").unwrap_err();
+        assert_eq!(fs::read(moved.join("seal.img.new")).unwrap(), b"theirs");
+    }
 }

@@ -291,3 +291,17 @@ fn programs_get_names_as_they_are() {
     explore(&dir, What::Fds, &mut out).unwrap();
     assert!(String::from_utf8(out).unwrap().contains("/a\\nb\n"));
 }
+
+/// An abstract name may be anything: a line of it could pass for another descriptor.
+#[test]
+fn the_name_of_a_socket_is_one_line() {
+    let (_temp, dir) = checkpoint();
+    let name = b"\0a\n\t      0: /bin/sh\rb".to_vec();
+    let usk = UnixSkEntry { ino: 57, name, ..Default::default() };
+    let file = FileEntry { id: 5, usk: Some(usk), ..Default::default() };
+    dir.write_all(kind::FILES, 0, &[file]).unwrap();
+    let mut out = vec![];
+    explore(&dir, What::Fds, &mut out).unwrap();
+    let out = String::from_utf8(out).unwrap();
+    assert!(out.contains("unix[57 (0) =00a\\n\\t      0: /bin/sh\\rb]\n"), "{out:?}");
+}
