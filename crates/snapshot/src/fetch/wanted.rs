@@ -124,9 +124,8 @@ fn clusters(images: &ImageDir) -> Result<(Chunks, Vec<Extent>)> {
             }
             if kind == kind::PAGEMAP {
                 let runs: Vec<_> = map.offsets().collect();
-                for entry in set.iter().filter(|entry| entry.id == id) {
-                    first.extend(extents(&runs, &index, entry));
-                }
+                let parts = needed(&set, id, map.present_bytes() / page_size());
+                parts.for_each(|part| first.extend(extents(&runs, &index, part)));
             }
         }
     }
@@ -135,10 +134,24 @@ fn clusters(images: &ImageDir) -> Result<(Chunks, Vec<Extent>)> {
     Ok((all, merged(first)))
 }
 
-/// Where the pages of an entry are stored.
-fn extents(runs: &[(Run, Option<u64>)], index: &Index, entry: &WorkingSetEntry) -> Vec<Extent> {
-    let pages = (0..entry.nr_pages.min(1 << 20)).filter_map(|number| {
-        let address = entry.vaddr.checked_add(number * page_size())?;
+/// The parts of the working set that are of a process with so many `pages`, by their addresses and their numbers of pages.
+/// Each page is needed first once: a list that is somebody else's could have the same ones without end.
+fn needed(set: &[WorkingSetEntry], id: u64, mut pages: u64) -> impl Iterator<Item = (u64, u64)> {
+    set.iter().filter(move |entry| entry.id == id).map(move |entry| {
+        let count = entry.nr_pages.min(pages);
+        pages -= count;
+        (entry.vaddr, count)
+    })
+}
+
+/// Where the pages of a part are stored.
+fn extents(
+    runs: &[(Run, Option<u64>)],
+    index: &Index,
+    (address, count): (u64, u64),
+) -> Vec<Extent> {
+    let pages = (0..count).filter_map(|number| {
+        let address = address.checked_add(number * page_size())?;
         let cluster = index.at(number_of(runs, address)?)?;
         Some((cluster.pack?, cluster.offset..cluster.offset + cluster.size))
     });
@@ -157,4 +170,25 @@ fn merged(sorted: Vec<Extent>) -> Vec<Extent> {
         }
     }
     merged
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A few bytes of a list would take all memory of whoever brings the pages.
+    #[test]
+    fn no_more_is_needed_first_than_there_is() {
+        let entry = |id, vaddr, nr_pages| WorkingSetEntry { id, vaddr, nr_pages };
+        let set = [
+            entry(7, 0x1000, 3),
+            entry(8, 0x1000, 2),
+            entry(7, 0x9000, u64::MAX),
+            entry(7, 0x1000, 1),
+        ];
+        let of = |id, pages| needed(&set, id, pages).collect::<Vec<_>>();
+        assert_eq!(of(7, 10), [(0x1000, 3), (0x9000, 7), (0x1000, 0)]);
+        assert_eq!(of(8, 10), [(0x1000, 2)]);
+        assert_eq!(of(9, 10), []);
+    }
 }
