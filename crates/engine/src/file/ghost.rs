@@ -6,17 +6,15 @@ use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
-use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, SeekFrom, Stat, Timespec, Timestamps,
-};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, Stat, Timespec, Timestamps};
 use torpor_images::payload::next_chunk;
 use torpor_images::proto::{GhostChunkEntry, GhostFileEntry, Timeval};
 use torpor_images::{ImageDir, Reader, Writer, kind};
 use torpor_kernel::sparse;
 use torpor_policy::ghost::{Ghost, GhostKind};
 
-use super::Found;
 use super::description::{inside, kernel_number, outside, reopen};
+use super::{Found, own_names};
 use crate::error::{Context, Error, Result};
 use crate::namespace::user::IdMaps;
 
@@ -163,67 +161,27 @@ impl GhostImage {
         name: &[u8],
     ) -> Result<OwnedFd> {
         let what = || format!("make {} again", String::from_utf8_lossy(name));
-        let private = Mode::RUSR | Mode::WUSR;
+        let mode = Mode::RUSR | Mode::WUSR;
         let file = match &self.ghost.kind {
             GhostKind::Regular { .. } => {
                 let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-                let file = rustix::fs::openat(dir, name, flags, private).context(what)?;
+                let file = rustix::fs::openat(dir, name, flags, mode).context(what)?;
                 // A program is not run as long as anybody has it open for writing.
                 let kept = reopen(&file, OFlags::PATH)?;
                 self.fill(File::from(file))?;
                 kept
             }
-            kind => {
-                match kind {
-                    GhostKind::Directory => {
-                        rustix::fs::mkdirat(dir, name, Mode::RWXU).context(what)?;
-                    }
-                    GhostKind::Link(target) => {
-                        rustix::fs::symlinkat(target.as_slice(), dir, name).context(what)?;
-                    }
-                    _ => {
-                        let (kind, device) = (self.file_type(), self.device().unwrap_or(0));
-                        rustix::fs::mknodat(dir, name, kind, private, device).context(what)?;
-                    }
+            kind => own_names::make((dir, name), maps, |private, name| match kind {
+                GhostKind::Directory => rustix::fs::mkdirat(private, name, Mode::RWXU),
+                GhostKind::Link(target) => rustix::fs::symlinkat(target.as_slice(), private, name),
+                _ => {
+                    let (kind, device) = (self.file_type(), self.device().unwrap_or(0));
+                    rustix::fs::mknodat(private, name, kind, mode, device)
                 }
-                self.find(maps, dir, name)?
-            }
+            })?,
         };
         self.set_attributes(maps, file.as_fd())?;
         Ok(file)
-    }
-
-    /// Opens (`O_PATH`) what has just been made as `name` in `dir`.
-    ///
-    /// # Errors
-    /// If something else is there by now.
-    fn find(&self, maps: &IdMaps, dir: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd> {
-        let what = || format!("open {} again", String::from_utf8_lossy(name));
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        // A symbolic link is what is looked for, and not followed.
-        let resolve =
-            if self.file_type() == FileType::Symlink { ResolveFlags::BENEATH } else { resolve };
-        let found = rustix::fs::openat2(dir, name, flags, Mode::empty(), resolve).context(what)?;
-        let stat = rustix::fs::fstat(&found).context(what)?;
-        // As it was made: nobody else has such a file, but for its owner.
-        let fresh = match self.file_type() {
-            FileType::Directory => stat.st_mode & 0o7777 == 0o700,
-            FileType::Symlink => stat.st_nlink == 1,
-            _ => stat.st_nlink == 1 && stat.st_mode & 0o7777 == 0o600,
-        };
-        let own = maps.uid_outside(0).unwrap_or(0);
-        let is_it = FileType::from_raw_mode(stat.st_mode) == self.file_type()
-            && self.device().is_none_or(|device| stat.st_rdev == device)
-            && fresh
-            && stat.st_uid == own;
-        match is_it {
-            true => Ok(found),
-            false => {
-                let why = "somebody has put something else in the place of an unlinked file";
-                Err(Error::invalid(&self.name, why))
-            }
-        }
     }
 
     /// The number of a device.
@@ -303,7 +261,7 @@ pub(crate) fn set_mode(file: BorrowedFd<'_>, mode: Mode) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+    use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
     use std::path::PathBuf;
 
     use super::*;
@@ -390,6 +348,22 @@ mod tests {
         let mut data = [0; 5001];
         file.read_exact_at(&mut data, 1 << 29).unwrap();
         assert!(data[..5000].iter().all(|&b| b == 7) && data[5000] == 0);
+    }
+
+    /// A directory that is made in one with this bit has it, too.
+    #[test]
+    fn a_directory_comes_back_where_its_group_is_inherited() {
+        let world = World::new();
+        let (shared, dir) = (world.path("shared"), world.path("shared/dir"));
+        fs::create_dir(&shared).unwrap();
+        fs::set_permissions(&shared, fs::Permissions::from_mode(0o2770)).unwrap();
+        fs::create_dir(&dir).unwrap();
+        let file = File::open(&dir).unwrap();
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o2750)).unwrap();
+        fs::remove_dir(&dir).unwrap();
+        let file = File::from(world.round_trip(vec![file.into()]).pop().unwrap());
+        assert_eq!(file.metadata().unwrap().mode() & 0o7777, 0o2750);
+        assert_eq!(fs::read_dir(&shared).unwrap().count(), 0);
     }
 
     #[test]

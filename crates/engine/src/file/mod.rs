@@ -28,6 +28,7 @@ pub(crate) mod notify;
 pub(crate) mod ns_file;
 pub(crate) mod open;
 pub(crate) mod opener;
+mod own_names;
 pub(crate) mod pidfd;
 pub(crate) mod pipe;
 mod procfs;

@@ -4,8 +4,8 @@
 //! An unlinked file has its old name again while it is opened, and so has one that the dump gave
 //! another name; see [`super::remap`].
 
-use std::collections::{HashMap, HashSet};
-use std::os::fd::{AsFd, OwnedFd};
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
@@ -15,7 +15,8 @@ use torpor_policy::ghost::Ghost;
 use torpor_policy::{FoundElsewhere, OpenFile, PathFile, Policy, Remap};
 
 use super::description::{is_tun, open_flags, open_in, same_inode, through_mount};
-use super::remap::{base, parent, random, remove};
+use super::own_names::{self, own_name, remove};
+use super::remap::{base, parent};
 use super::{ghost, procfs, tty};
 use crate::error::{Context, Error, Result};
 use crate::namespace::Namespaces;
@@ -40,7 +41,7 @@ pub(crate) struct Temporary {
     /// What was made, in this order.
     made: Vec<(Name, AtFlags)>,
     /// Directories among them that were made for something in them only.
-    parents: HashSet<Vec<u8>>,
+    parents: Vec<OwnedFd>,
     /// Names that the dump gave, to be removed once the restore has succeeded.
     given: Vec<Name>,
     /// How often something had to step aside.
@@ -157,6 +158,15 @@ impl Temporary {
         }
         self.remove_made();
         self.late.drain(..).try_for_each(|(file, mode)| ghost::set_mode(file.as_fd(), mode))
+    }
+
+    /// The directory that was made for something in it, if that is what has the name.
+    fn parent(&self, Name { dir, name }: &Name) -> Option<&OwnedFd> {
+        let found = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        let is_it = |parent: &&OwnedFd| {
+            rustix::fs::fstat(parent).is_ok_and(|stat| same_inode(&stat, &found))
+        };
+        self.parents.iter().find(is_it)
     }
 
     fn remove_made(&mut self) {
@@ -414,11 +424,9 @@ fn make_ghost(cx: &mut Opener<'_>, reg: &PathFile, ghost: u32) -> Result<Kept> {
     let mut image = ghost::open(cx.images, ghost, known)?;
     let mut name = Name::of(cx, reg)?;
     let is_dir = image.file_type() == FileType::Directory;
-    let file = if is_dir && cx.temporary.parents.contains(&reg.path) {
+    let file = if let Some(parent) = cx.temporary.parent(&name).filter(|_| is_dir) {
         // It is there already, as the directory of another unlinked file.
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&name.dir, &name.name, flags, Mode::empty())
-            .context(|| format!("open {}", String::from_utf8_lossy(&reg.path)))?;
+        let file = parent.try_clone().context(|| "dup".to_owned())?;
         image.set_attributes(cx.id_maps, file.as_fd())?;
         file
     } else {
@@ -454,8 +462,10 @@ fn open_as(cx: &mut Opener<'_>, reg: &PathFile, from: &Kept, own: bool) -> Resul
         rustix::fs::unlinkat(&dir, &name, AtFlags::empty()).context(what).and(opened)
     });
     if let Some(other) = aside {
-        rustix::fs::renameat_with(&dir, other, &dir, &name, RenameFlags::NOREPLACE)
-            .context(what)?;
+        let back = rustix::fs::renameat_with(&dir, &other, &dir, &name, RenameFlags::NOREPLACE);
+        back.context(|| {
+            format!("{}: give its name back to what is called {other} there now", what())
+        })?;
     }
     opened
 }
@@ -471,12 +481,6 @@ fn link(from: &Kept, dir: &OwnedFd, name: &[u8]) -> std::io::Result<()> {
         }
         other => Ok(other?),
     }
-}
-
-/// A name that nobody else has: other restores may work in the same directory, and the pids of
-/// their supervisors repeat in other namespaces.
-fn own_name(what: &str, number: u32) -> rustix::io::Result<String> {
-    Ok(format!(".torpor.{:016x}.{what}.{number:x}", random()?))
 }
 
 /// Renames what is called `name`, if there is such a thing.
@@ -508,13 +512,12 @@ fn open_dir(cx: &mut Opener<'_>, mnt_id: i32, path: &[u8]) -> Result<OwnedFd> {
     }
     let above = open_dir(cx, mnt_id, parent(path))?;
     let name = Name { dir: above, name: base(path).to_vec() };
-    rustix::fs::mkdirat(&name.dir, &name.name, Mode::from_raw_mode(0o755)).context(what)?;
-    // Whoever may write there could have put a link in its place.
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let dir = rustix::fs::openat(&name.dir, &name.name, flags, Mode::empty());
+    let mode = Mode::from_raw_mode(0o755);
+    let make = |private: BorrowedFd<'_>, name: &[u8]| rustix::fs::mkdirat(private, name, mode);
+    let dir = own_names::make((name.dir.as_fd(), name.name.as_slice()), cx.id_maps, make)?;
     cx.temporary.made.push((name, AtFlags::REMOVEDIR));
-    cx.temporary.parents.insert(path.to_vec());
-    dir.context(what)
+    cx.temporary.parents.push(dir.try_clone().context(|| "dup".to_owned())?);
+    Ok(dir)
 }
 
 /// A directory through a writable copy of its mount, where there is one. Images of this host may lead where only the restore
@@ -538,16 +541,26 @@ fn open_writable(cx: &Opener<'_>, mnt_id: i32, path: &[u8]) -> Result<rustix::io
 
 #[cfg(test)]
 mod tests {
+    use std::fs::{self, File};
+
     use torpor_policy::ghost::GhostKind;
 
     use super::*;
 
-    /// Whoever may write to a directory could lay names out that can be guessed.
+    /// Whoever may rename in a directory could put another one in the place of one that was made there, to be given that one.
     #[test]
-    fn a_name_cannot_be_guessed() {
-        let names = [(); 2].map(|()| own_name("ghost", 1).unwrap());
-        assert_ne!(names[0], names[1]);
-        assert!(names.iter().all(|name| name.ends_with(".ghost.1")), "{names:?}");
+    fn a_directory_that_was_exchanged_is_none_that_was_made() {
+        let temp = tempfile::tempdir().unwrap();
+        let [own, other] = ["own", "other"].map(|name| temp.path().join(name));
+        [&own, &other].iter().for_each(|dir| fs::create_dir(dir).unwrap());
+        let name = Name { dir: File::open(temp.path()).unwrap().into(), name: b"own".to_vec() };
+        let mut temporary = Temporary::default();
+        temporary.parents.push(File::open(&own).unwrap().into());
+        assert!(temporary.parent(&name).is_some());
+        fs::rename(&own, temp.path().join("aside")).unwrap();
+        assert!(temporary.parent(&name).is_none(), "it is gone");
+        fs::rename(&other, &own).unwrap();
+        assert!(temporary.parent(&name).is_none());
     }
 
     /// CRIU's handle of an unlinked file that is watched is stale: its device and inode tell the ghost.

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
@@ -19,6 +19,7 @@ use torpor_images::{ImageDir, kind};
 
 use super::Found;
 use super::description::{access, lookup, open_over_no_link, same_inode};
+use super::own_names::{random, remove};
 use super::regular::is_stateless;
 use super::table::FileTable;
 use super::{ghost, hidden};
@@ -345,19 +346,6 @@ fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
     [dir, b"/", name].concat()
 }
 
-pub(super) fn remove(dir: BorrowedFd<'_>, name: &[u8], flags: AtFlags) {
-    if let Err(e) = rustix::fs::unlinkat(dir, name, flags) {
-        tracing::warn!("{} is left over: {e}", String::from_utf8_lossy(name));
-    }
-}
-
-/// A number for a name that nobody else has.
-pub(crate) fn random() -> rustix::io::Result<u64> {
-    let mut random = [0; 8];
-    aws_lc_rs::rand::fill(&mut random).map_err(|_| Errno::IO)?;
-    Ok(u64::from_ne_bytes(random))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -369,6 +357,7 @@ mod tests {
         assert_eq!(join(b"/", b"x"), b"/x");
         assert_eq!(join(b"/a", b"x"), b"/a/x");
     }
+
     #[test]
     fn a_name_is_removed_from_its_directory() {
         let dir = tempfile::tempdir().unwrap();

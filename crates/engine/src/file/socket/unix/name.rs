@@ -25,7 +25,7 @@ use crate::error::{Context, Error, Result};
 use crate::file::Found;
 use crate::file::description::open_in;
 use crate::file::given_rights::GivenRights;
-use crate::file::remap::random;
+use crate::file::own_names::random;
 use crate::namespace::mount::TreeMounts;
 use crate::namespace::run_in;
 use crate::namespace::user::IdMaps;
