@@ -78,7 +78,11 @@ fn has(told: &SettingsTold, name: &str, value: &str) -> bool {
 
 /// No message is longer, in bytes.
 const MAX_MESSAGE: usize = 1 << 30;
-/// No file of a setting is.
+/// Nor are all questions of one reader together, by far more than any images make it ask.
+const MAX_QUESTIONS: usize = 64 << 20;
+/// What a question counts for, beside its bytes, that namespaces are made for.
+const NAMESPACES: usize = 16 << 10;
+/// No file of a setting is longer.
 const MAX_SETTING: u64 = 4096;
 
 /// Kinds of messages: settings of this host and of new namespaces, by path, and their values; the
@@ -265,20 +269,25 @@ fn note(
     values
 }
 
-/// The supervisor's end: answers what the reader cannot know, until it is done.
+/// The supervisor's end: answers what the reader cannot know, until it is done. A reader that has been taken over could ask
+/// without end, and all that it was told is kept.
 fn listen(line: File) -> Result<Look> {
-    let mut told = Told::default();
+    let (mut told, mut asked) = (Told::default(), 0);
     loop {
         let (kind, bytes) = receive(&line)
             .map_err(|_| Error::Unreadable("the process that reads the images has ended".into()))?;
+        if kind == DONE {
+            let look = look_of(&bytes).ok_or_else(senseless)?;
+            return Ok(Look { told, ..look });
+        }
+        asked += bytes.len() + if kind == FRESH { NAMESPACES } else { 0 };
+        if asked > MAX_QUESTIONS {
+            return Err(senseless());
+        }
         let mut words = strings(&bytes).into_iter().flatten();
         let values = match kind {
             HERE => here,
             FRESH => fresh,
-            DONE => {
-                let look = look_of(&bytes).ok_or_else(senseless)?;
-                return Ok(Look { told, ..look });
-            }
             INVALID => {
                 let image = words.next().ok_or_else(senseless)?;
                 return Err(Error::Invalid { image, reason: words.next().unwrap_or_default() });
@@ -392,6 +401,21 @@ fn fresh(names: &[String]) -> Vec<Option<String>> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    /// A reader that has been taken over could have the supervisor's memory filled.
+    #[test]
+    fn the_reader_does_not_ask_without_end() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let [ours, theirs] = [ours, theirs].map(|end| File::from(OwnedFd::from(end)));
+        let asking = std::thread::spawn(move || {
+            let name = "x".repeat(1 << 20);
+            let ask = || send(&theirs, HERE, &[Some(&name)]).and_then(|()| receive(&theirs));
+            (0..1000).take_while(|_| ask().is_ok()).count()
+        });
+        let error = listen(ours).unwrap_err().to_string();
+        assert!(error.ends_with("says what makes no sense"), "{error}");
+        assert_eq!(asking.join().unwrap(), 63);
+    }
 
     /// A reader that has been taken over asks for what suits it, and of whom it likes.
     #[test]

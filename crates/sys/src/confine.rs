@@ -59,6 +59,12 @@ pub struct Limits {
     pub bytes: u64,
 }
 
+/// How many files a confined process may open beside those that it keeps. It can make some in memory, which counts for no
+/// process.
+const FILES: u64 = 256;
+/// How long each of these may become.
+const LONGEST: u64 = 4 << 20;
+
 /// Takes from this process all that it can do: its descriptors but `keep`, its user, capabilities,
 /// all system calls but the few that reading and computing need, and time and memory above `limits`.
 /// Only for a process that is a fresh copy; none of it can be taken back.
@@ -66,7 +72,13 @@ pub struct Limits {
 /// # Errors
 /// If one of these cannot be taken away. The process must end then, and do nothing before.
 pub fn confine(keep: &[RawFd], limits: Limits) -> Result<()> {
-    limit(libc::RLIMIT_DATA, data()?.saturating_add(limits.bytes))?;
+    let [all, data] = mapped()?;
+    limit(libc::RLIMIT_DATA, data.saturating_add(limits.bytes))?;
+    // Memory that processes could share is no data.
+    limit(libc::RLIMIT_AS, all.saturating_add(limits.bytes.saturating_mul(2)))?;
+    let highest = keep.iter().max().map_or(0, |fd| u64::from(fd.cast_unsigned()) + 1);
+    limit(libc::RLIMIT_NOFILE, highest + FILES)?;
+    limit(libc::RLIMIT_FSIZE, LONGEST)?;
     limit(libc::RLIMIT_CPU, limits.seconds)?;
     close_all_but(keep);
     become_nobody()?;
@@ -81,12 +93,13 @@ pub fn confine(keep: &[RawFd], limits: Limits) -> Result<()> {
     filter()
 }
 
-/// The memory of this process that can be written to and is its own, in bytes (proc_pid_statm(5)).
-fn data() -> Result<u64> {
+/// The memory of this process, and what of it can be written to and is its own, in bytes (proc_pid_statm(5)).
+fn mapped() -> Result<[u64; 2]> {
     let text = std::fs::read_to_string("/proc/self/statm")?;
-    let pages = text.split(' ').nth(5).and_then(|word| word.trim().parse::<u64>().ok());
-    let pages = pages.ok_or_else(|| io::Error::other("statm has no sixth number"))?;
-    Ok(pages.saturating_mul(4096))
+    let number = |at| text.split(' ').nth(at)?.trim().parse::<u64>().ok();
+    let pages = number(0).zip(number(5));
+    let (all, data) = pages.ok_or_else(|| io::Error::other("statm has no sixth number"))?;
+    Ok([all, data].map(|pages| pages.saturating_mul(4096)))
 }
 
 /// Lowers a limit; one that is lower already stays.

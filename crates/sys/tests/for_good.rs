@@ -62,9 +62,19 @@ fn confined() -> Option<i32> {
         text.lines().any(|line| line.starts_with(key) && line.ends_with(value))
     };
     let refused = |result: Result<(), Errno>| result == Err(Errno::PERM);
-    let code = ProtFlags::EXEC | ProtFlags::READ;
-    // SAFETY: a mapping anywhere, which is not made.
-    let code = unsafe { mmap_anonymous(std::ptr::null_mut(), 4096, code, MapFlags::PRIVATE) };
+    // Its number is another file's soon.
+    let closed = rustix::io::read(&*other, &mut [0; 8]) == Err(Errno::BADF);
+    let map = |len, protection, flags| {
+        // SAFETY: a mapping anywhere, which is not made.
+        unsafe { mmap_anonymous(std::ptr::null_mut(), len, protection, flags) }.map(drop)
+    };
+    let code = map(4096, ProtFlags::EXEC | ProtFlags::READ, MapFlags::PRIVATE);
+    // What is no data of its own.
+    let shared = map(33 << 20, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+    let in_memory = || rustix::fs::memfd_create("x", rustix::fs::MemfdFlags::CLOEXEC);
+    let file = ManuallyDrop::new(in_memory().ok()?);
+    let written = rustix::io::write(&*file, &vec![1; 5 << 20]);
+    let opened = (0..2000).map_while(|_| in_memory().ok().map(ManuallyDrop::new)).count();
     let right = [
         says("CapEff:", "0000000000000000"),
         says("CapPrm:", "0000000000000000"),
@@ -72,8 +82,11 @@ fn confined() -> Option<i32> {
         says("Uid:", "\t65534\t65534\t65534"),
         says("NoNewPrivs:", "1"),
         refused(rustix::fs::open("/", rustix::fs::OFlags::PATH, 0.into()).map(drop)),
-        rustix::io::read(&*other, &mut [0; 8]) == Err(Errno::BADF),
-        refused(code.map(drop)),
+        closed,
+        refused(code),
+        shared == Err(Errno::NOMEM),
+        written == Ok(4 << 20),
+        (250..300).contains(&opened),
         std::hint::black_box(vec![1_u8; 1 << 22]).len() == 1 << 22,
         Vec::<u8>::new().try_reserve_exact(17 << 20).is_err(),
     ];
