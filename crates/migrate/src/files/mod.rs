@@ -5,6 +5,7 @@
 //! that differ, owners, modes, times of change, extended attributes (access control lists among them) and hard links.
 //! What is mounted in the tree is left out. Tasks may rename what is walked: neither side follows a symbolic link.
 
+mod mapped;
 mod mirror;
 mod replica;
 mod scan;
@@ -15,6 +16,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::mapped::mapped;
 pub(crate) use self::mirror::{Mirror, Step};
 pub(crate) use self::replica::Replica;
 

@@ -13,7 +13,7 @@ use super::{Meta, Name, What, path};
 use crate::error::{Error, Result};
 
 /// Files of a tree.
-const MAX_FILES: usize = 1 << 22;
+pub(super) const MAX_FILES: usize = 1 << 22;
 
 pub(super) use torpor_kernel::tree::Id;
 
@@ -107,10 +107,13 @@ fn look(dir: &File, name: Name, own: &[u8], stat: &Stat) -> std::result::Result<
 /// The extended attributes of a file.
 ///
 /// # Errors
-/// If the attributes cannot be read.
+/// If the attributes cannot be read; `EILSEQ` if one has a name that is no text, as no program gives one.
 pub(super) fn attributes(file: impl AsFd) -> std::result::Result<Vec<(String, Vec<u8>)>, Errno> {
-    let named = |(name, value)| Some((String::from_utf8(name).ok()?, value));
-    Ok(tree::attributes(file)?.into_iter().filter_map(named).collect())
+    let named = |(name, value)| match String::from_utf8(name) {
+        Ok(name) => Ok((name, value)),
+        Err(_) => Err(Errno::ILSEQ),
+    };
+    tree::attributes(file)?.into_iter().map(named).collect()
 }
 
 /// What an error is about.

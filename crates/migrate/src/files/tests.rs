@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
@@ -30,7 +30,7 @@ impl Pair {
         let (mut bytes, mut write) = (0, None);
         let copy = &mut self.copy;
         self.mirror
-            .tell(&mut |step| {
+            .tell(&HashSet::new(), &mut |step| {
                 match step {
                     Step::Change(change @ Change::Write { .. }) => write = Some(change),
                     Step::Change(change) => copy.apply(change, || unreachable!())?,
@@ -99,6 +99,22 @@ fn all_that_files_are_and_only_what_differs() {
     pair.round();
     pair.shell("rm -r three dir; mv other three; rm hole fifo zero");
     assert_eq!(pair.round(), 0);
+}
+
+/// What cannot go along is named, and not left behind without a word.
+#[test]
+fn an_attribute_without_a_proper_name_keeps_a_file_here() {
+    let mut pair = Pair::new();
+    pair.shell("touch odd");
+    let file = fs::File::open(pair.here.path().join("odd")).unwrap();
+    let flags = rustix::fs::XattrFlags::empty();
+    match rustix::fs::fsetxattr(&file, &b"user.\xff"[..], b"value", flags) {
+        // This file system has none.
+        Err(rustix::io::Errno::NOTSUP) => return,
+        set => set.unwrap(),
+    }
+    let error = pair.mirror.tell(&HashSet::new(), &mut |_| Ok(())).unwrap_err().to_string();
+    assert!(error.contains("/odd: "), "{error}");
 }
 
 #[test]

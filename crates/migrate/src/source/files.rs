@@ -8,7 +8,9 @@ use serde_json::Value;
 use super::link::unexpected;
 use super::{Plan, Source};
 use crate::error::{Error, Result};
+use crate::files::mapped;
 use crate::runtime::{Container, configuration};
+use crate::task;
 use crate::wire::message::{Reply, Request};
 
 /// Rounds that files are sent in before those of memory.
@@ -101,10 +103,11 @@ impl Source<'_> {
             return Ok(0);
         }
         let (start, before) = (Instant::now(), self.link.meter.sent());
+        let mapped = mapped(&task::tree(self.plan.pid)?)?;
         let (link, cancel) = (&mut self.link, &self.cancel);
         for (number, tree) in self.trees.iter_mut().enumerate() {
             link.say_unless(&Request::Tree { number }, Some(cancel))?;
-            tree.tell(&mut |step| {
+            tree.tell(&mapped, &mut |step| {
                 if cancel.is_due() { Err(Error::Cancelled) } else { link.tell(step, cancel) }
             })?;
         }
