@@ -7,6 +7,7 @@
 
 mod mapped;
 mod mirror;
+mod networked;
 mod replica;
 mod scan;
 
@@ -18,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::mapped::mapped;
 pub(crate) use self::mirror::{Mirror, Step};
+pub(crate) use self::networked::{networked, write_out};
 pub(crate) use self::replica::Replica;
 
 /// Bytes of a file that are compared and sent together.

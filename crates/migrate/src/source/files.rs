@@ -1,16 +1,17 @@
 //! The root file system and the volumes that go along with a container.
 
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Instant;
 
 use serde_json::Value;
 
-use super::link::unexpected;
+use super::link::{result_of, unexpected};
 use super::{Plan, Source};
 use crate::error::{Error, Result};
-use crate::files::mapped;
+use crate::files::{mapped, networked, write_out};
 use crate::runtime::{Container, configuration};
-use crate::task;
+use crate::task::{self, Task};
 use crate::wire::message::{Reply, Request};
 
 /// Rounds that files are sent in before those of memory.
@@ -94,6 +95,19 @@ impl Source<'_> {
             }
             before = sent;
         }
+        Ok(())
+    }
+
+    /// Has files that both hosts see over a network written out. A server may be gone: somebody may cancel meanwhile.
+    pub(super) fn write_out(&self) -> Result<()> {
+        let mounts = networked(&Task::find(self.plan.pid)?)?;
+        if mounts.is_empty() {
+            return Ok(());
+        }
+        let tasks = task::tree(self.plan.pid)?;
+        let writing = thread::spawn(move || write_out(&tasks, &mounts));
+        let files = result_of(writing, Some(&self.cancel))?;
+        tracing::debug!("{files} files of a network are written out");
         Ok(())
     }
 

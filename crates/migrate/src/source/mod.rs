@@ -420,6 +420,8 @@ impl<'a> Source<'a> {
         let worker = self.last_round()?;
         if self.plan.mode.is_lazy() { self.lend(worker) } else { self.decide(worker) }
     }
+        // So that little is left of that when they wait.
+        self.write_out()?;
 
     /// Rounds until the pause is expected to be short enough, or they do not pay.
     fn take_rounds(&mut self) -> Result<()> {

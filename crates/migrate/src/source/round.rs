@@ -116,6 +116,7 @@ impl Source<'_> {
         let cancel = Some(&self.cancel);
         address::run(self.plan.script.as_deref(), Stage::Stopped, &self.id, cancel)?;
         // What is sent from here on, until the trees are there, counts as theirs.
+        self.write_out()?;
         self.link.send_written(Some(&self.cancel))?;
         let files = self.send_files()?;
         if let Some(container) = &self.plan.container {

@@ -377,7 +377,7 @@ fn ask(to: &Peer, request: &Request, silence: Duration) -> Result<(Line, String,
 }
 
 /// Waits for what a thread does, or for somebody who cancels: it does it in vain then.
-fn result_of<T>(doing: JoinHandle<Result<T>>, cancel: Option<&Cancel>) -> Result<T> {
+pub(super) fn result_of<T>(doing: JoinHandle<Result<T>>, cancel: Option<&Cancel>) -> Result<T> {
     while !doing.is_finished() {
         if cancel.is_some_and(Cancel::is_due) {
             return Err(Error::Cancelled);
