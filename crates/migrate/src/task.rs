@@ -56,11 +56,16 @@ impl Task {
         self.lives() && !is_ending && !status.is_killed()
     }
 
-    /// Whether a job of ours, or somebody else, traces it.
+    /// The process id of whoever traces it: a job of ours, or somebody else.
+    #[must_use]
+    pub(crate) fn tracer(&self) -> Option<u64> {
+        proc::status(self.pid).ok()?.number("TracerPid", 10).filter(|&pid| pid != 0)
+    }
+
+    /// Whether somebody does.
     #[must_use]
     pub(crate) fn is_traced(&self) -> bool {
-        let tracer = proc::status(self.pid).map(|status| status.number("TracerPid", 10));
-        self.lives() && tracer.is_ok_and(|pid| pid.is_some_and(|pid| pid != 0))
+        self.tracer().is_some() && self.lives()
     }
 
     /// Kills it, and waits until it has ended.

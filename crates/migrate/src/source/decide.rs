@@ -248,7 +248,23 @@ impl Source<'_> {
             return Err(error);
         }
         tasks.iter().for_each(|task| task.signal(Signal::STOP));
-        Ok(())
+        if self.has_held(&tasks) {
+            return Ok(());
+        }
+        // What they have done since is not in the images.
+        let error =
+            Error::refused("dump: whoever held the tasks was ended, and they have gone on here");
+        go_on(&self.ledger);
+        self.ledger.conclude(Phase::Stayed);
+        self.abort(&error);
+        Err(error)
+    }
+
+    /// Whether tasks, which a signal stops from now on, have been held until now by whoever has made their images, and not by
+    /// whoever tidies up after it.
+    fn has_held(&self, tasks: &[Task]) -> bool {
+        let is_held = |task: &Task| task.tracer() == self.holder || !task.lives();
+        self.holder.is_some() && tasks.iter().all(is_held)
     }
 
     /// Whom this waits for when it has said *go*.

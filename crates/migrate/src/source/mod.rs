@@ -156,6 +156,8 @@ pub(crate) struct Source<'a> {
     carrier: Option<Arc<Carrier>>,
     /// Whether the tasks were stopped for the last round.
     has_stopped: bool,
+    /// The process of the engine that holds them since, which traces them.
+    holder: Option<u64>,
     rounds: Vec<Round>,
     downtime: Downtime,
 }
@@ -400,6 +402,7 @@ impl<'a> Source<'a> {
             estimate: None,
             carrier: None,
             has_stopped: false,
+            holder: None,
             rounds: Vec::new(),
             downtime: Downtime::default(),
         })
@@ -417,11 +420,11 @@ impl<'a> Source<'a> {
         // From here on the tasks wait: what limits the rate would make them wait longer.
         self.link.meter.limit(None);
         self.estimate = self.estimate();
+        // So that little is left of that when they wait.
+        self.write_out()?;
         let worker = self.last_round()?;
         if self.plan.mode.is_lazy() { self.lend(worker) } else { self.decide(worker) }
     }
-        // So that little is left of that when they wait.
-        self.write_out()?;
 
     /// Rounds until the pause is expected to be short enough, or they do not pay.
     fn take_rounds(&mut self) -> Result<()> {

@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::record::make_private;
 use crate::report::Round;
 use crate::runtime::{self, Call, Container};
+use crate::task::{self, Task};
 use crate::wire::message::{Reply, Request, RoundKind};
 
 /// What a job fails with whose connection for pages is closed at its other end.
@@ -113,10 +114,11 @@ impl Source<'_> {
         let complete = Instant::now();
         let first = self.link.meter.first().map_or(complete, |first| first.min(complete));
         self.has_stopped = true;
+        self.holder = self.find_holder()?;
         let cancel = Some(&self.cancel);
+        self.write_out()?;
         address::run(self.plan.script.as_deref(), Stage::Stopped, &self.id, cancel)?;
         // What is sent from here on, until the trees are there, counts as theirs.
-        self.write_out()?;
         self.link.send_written(Some(&self.cancel))?;
         let files = self.send_files()?;
         if let Some(container) = &self.plan.container {
@@ -138,6 +140,14 @@ impl Source<'_> {
             frozen: arrived.saturating_duration_since(start),
         });
         Ok(worker)
+    }
+
+    /// The process that traces the tasks. The first thread of a process may have ended before others: nobody traces that.
+    fn find_holder(&self) -> Result<Option<u64>> {
+        match Task::find(self.plan.pid)?.tracer() {
+            None => Ok(task::tree(self.plan.pid)?.iter().find_map(Task::tracer)),
+            holder => Ok(holder),
+        }
     }
 
     fn start_round(&mut self, number: u32, kind: RoundKind) -> Result<Worker> {

@@ -148,6 +148,29 @@ fn what_has_moved_ends_here_whoever_was_killed() {
     }
 }
 
+/// What holds the tasks here is killed when the destination has made them, before that is told to let them run: they have gone
+/// on here since, and those there would do once more what these have done.
+#[test]
+fn what_went_on_meanwhile_stays_here() {
+    for mode in ["stop-and-copy", "pre-copy"] {
+        let more = ["--patience", "300"];
+        let mut held = Held::start_with(mode, "setup-namespaces", "true", &more);
+        let command = Pid::from_child(&held.migration);
+        kill_process(command, Signal::STOP).unwrap();
+        held.release();
+        wait_until("they are made there", || held.counter.running().len() == 2);
+        let (job, before) =
+            (descendant(held.migration.id(), "worker").unwrap(), held.counter.count());
+        kill_process(Pid::from_raw(job).unwrap(), Signal::KILL).unwrap();
+        wait_until("they go on here", || held.counter.count() > before + 100);
+        kill_process(command, Signal::CONT).unwrap();
+        assert!(!held.migration.wait().unwrap().success(), "{mode}");
+        held.counter.goes_on();
+        assert_eq!(held.here.phases("source"), ["stayed"], "{mode}");
+        held.ends_here(mode, "setup-namespaces");
+    }
+}
+
 /// The command ends when nobody can tell it more. What holds the tasks, and keeps the kernel from answering for them, is there
 /// as long as somebody looks on.
 #[test]
