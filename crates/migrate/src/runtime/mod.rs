@@ -36,6 +36,7 @@ pub use self::podman::Ways;
 pub(crate) use self::podman::{ARCHIVE, demand as make_demand};
 use crate::cancel::Cancel;
 use crate::error::{Context, Error, Result};
+use crate::task::Task;
 
 /// What checkpoints and restores have in common: what runs goes on elsewhere, connected as it was.
 const WORDS: [&str; 5] =
@@ -282,24 +283,25 @@ impl Container {
     }
 
     /// It runs elsewhere, and may still have to go on here: its runtime is not to start it again when it ends.
-    pub(crate) fn look_away(&self) {
-        self.tell_conmon(Signal::STOP);
+    pub(crate) fn look_away(&self, root: &Task) {
+        self.tell_conmon(root, Signal::STOP);
     }
 
     /// It goes on here after all.
-    pub(crate) fn look_on(&self) {
-        self.tell_conmon(Signal::CONT);
+    pub(crate) fn look_on(&self, root: &Task) {
+        self.tell_conmon(root, Signal::CONT);
     }
 
     /// Before it is ended here, since it runs elsewhere: its runtime is not to start it again.
-    pub fn abandon(&self) {
-        self.tell_conmon(Signal::KILL);
+    pub(crate) fn abandon(&self, root: &Task) {
+        self.tell_conmon(root, Signal::KILL);
     }
 
-    fn tell_conmon(&self, signal: Signal) {
+    /// Signals who looks after the container, of which this is the first process.
+    fn tell_conmon(&self, root: &Task, signal: Signal) {
         match self.runtime {
             Runtime::Runc => {}
-            Runtime::Podman => podman::tell_conmon(&self.id, signal),
+            Runtime::Podman => podman::conmon_of(root).iter().for_each(|it| it.signal(signal)),
         }
     }
 

@@ -10,10 +10,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use torpor_kernel::tree;
+use torpor_kernel::{proc, tree};
 
 use super::bundle::{self, Terms};
 use super::{Container, Runtime, State, archive, configuration, job};
@@ -56,8 +55,6 @@ pub(super) struct Inspected {
 struct Running {
     status: String,
     pid: i32,
-    #[serde(default)]
-    conmon_pid: i32,
 }
 
 #[derive(Debug, Deserialize)]
@@ -463,21 +460,13 @@ pub(super) fn last_error(said: &str) -> Option<String> {
     said.lines().rev().find_map(|line| line.strip_prefix("Error: ")).map(str::to_owned)
 }
 
-/// Signals who looks after a container. When that ends since it runs elsewhere, conmon would have Podman start it again, by its
-/// restart policy.
-pub(super) fn tell_conmon(id: &str, signal: Signal) {
-    let found = match inspect(id) {
-        Ok(found) => found,
-        Err(error) => return tracing::warn!("{error}"),
-    };
-    let pid = found.map_or(0, |found| found.state.conmon_pid);
-    // The number may be that of somebody else by now.
-    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    if name.trim_end() == "conmon"
-        && let Ok(conmon) = Task::find(pid)
-    {
-        conmon.signal(signal);
-    }
+/// Who looks after the container of this first process, which is its child, also if it has just ended. Podman is not asked: when
+/// the container ends since it runs elsewhere, conmon would have Podman start it again, by its restart policy.
+pub(super) fn conmon_of(root: &Task) -> Option<Task> {
+    let stat = proc::stat(root.pid).ok().filter(|stat| stat.start_time == root.start)?;
+    let conmon = Task::find(stat.ppid).ok()?;
+    let name = proc::stat(conmon.pid).ok()?.comm;
+    (name == b"conmon").then_some(conmon)
 }
 
 /// Removes a container that could not be made, and the volumes that were made for it.
@@ -526,6 +515,9 @@ impl Ways {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::io::{BufRead, BufReader};
+
+    use rustix::process::Signal;
     use serde_json::json;
 
     use super::*;
@@ -577,6 +569,28 @@ mod tests {
         let error = judge(&container, &description.to_string(), terms).unwrap_err();
         assert!(error.to_string().contains("ports of its host: 16379, 22"), "{error}");
         assert_eq!(error.hint(), Some("torpor agent --allow-ports"));
+    }
+
+    #[test]
+    fn who_looks_after_a_container_is_its_parent() {
+        for (name, is_conmon) in [("conmon", true), ("other", false)] {
+            let dir = tempfile::tempdir().unwrap();
+            let program = dir.path().join(name);
+            fs::copy("/bin/sh", &program).unwrap();
+            let mut shell = Command::new(program);
+            shell.args(["-c", "sleep 1000 & echo $!; wait"]).stdout(Stdio::piped());
+            let mut shell = shell.spawn().unwrap();
+            let mut line = String::new();
+            BufReader::new(shell.stdout.take().unwrap()).read_line(&mut line).unwrap();
+            let root = Task::find(line.trim().parse().unwrap()).unwrap();
+            let parent = Task::find(shell.id().cast_signed()).unwrap();
+            let (found, former) =
+                (conmon_of(&root), conmon_of(&Task { start: root.start - 1, ..root }));
+            root.signal(Signal::KILL);
+            shell.wait().unwrap();
+            assert_eq!(found, is_conmon.then_some(parent));
+            assert_eq!(former, None, "that was another process of this number");
+        }
     }
 
     #[test]

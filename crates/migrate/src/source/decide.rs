@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::host::boot;
 use crate::progress::{Awaited, Reminder};
 use crate::record::{Ledger, Phase, Record};
-use crate::runtime::{self, State};
+use crate::runtime::{self, Container, State};
 use crate::task::Task;
 use crate::wire::Peer;
 use crate::wire::frame::Line;
@@ -64,9 +64,7 @@ impl Source<'_> {
             Verdict::There(pid) => {
                 self.downtime.end = Some(Instant::now());
                 self.ledger.conclude(Phase::Moved);
-                if let Some(container) = &self.plan.container {
-                    container.abandon();
-                }
+                abandon(self.ledger.record());
                 // The job may have been killed meanwhile.
                 let done = worker.answer(true).map_err(Error::from);
                 if let Err(error) = done.and_then(|()| engine::finish("dump", worker)) {
@@ -93,8 +91,8 @@ impl Source<'_> {
         let frozen = self.frozen()?;
         self.record_decision(frozen, None)?;
         // The job ends the tasks before it is known here that they have moved.
-        if let Some(container) = &self.plan.container {
-            container.look_away();
+        if let Some((container, root)) = container_of(self.ledger.record()) {
+            container.look_away(root);
         }
         if let Err(error) = worker.answer(true) {
             let error = Error::from(error);
@@ -377,15 +375,22 @@ fn ask(to: &Peer, record: &Record, patience: Duration) -> Result<Option<Verdict>
 /// Ends the tasks here: they run at the destination. The job that holds them, if one still does, ends them without a word to the
 /// other ends of their connections.
 pub(super) fn kill(ledger: &mut Ledger, job: Option<Heir>) {
-    let record = ledger.record();
-    if let Some(container) = &record.container
-        && let Ok(Some(state)) = container.state()
-        && !is_other(&state, record)
-    {
-        container.abandon();
-    }
+    abandon(ledger.record());
     answer(job, true, ANSWER);
     end(ledger);
+}
+
+/// The container of a migration, and its first process.
+fn container_of(record: &Record) -> Option<(&Container, &Task)> {
+    record.container.as_ref().zip(record.tasks.first())
+}
+
+/// The runtime is not to start the container of a migration again when it ends here, whether it can be asked or not.
+fn abandon(record: &Record) {
+    // After a restart of the host others have their numbers.
+    if let Some((container, root)) = container_of(record).filter(|_| record.boot == boot()) {
+        container.abandon(root);
+    }
 }
 
 /// Answers the job that holds the tasks, if one still does and waits for this process.
@@ -407,7 +412,9 @@ fn end(ledger: &mut Ledger) {
         Ok(Some(state)) if is_other(&state, record) => return,
         // The runtime would list it as one that has ended.
         Ok(Some(_)) => container.forget(),
-        _ => {}
+        Ok(None) => {}
+        // Whoever asks again finds out.
+        Err(error) => return tracing::warn!("{error}"),
     }
     if let Some(bundle) = &record.bundle {
         runtime::leave_bundle(bundle);
@@ -438,8 +445,8 @@ pub(super) fn go_on(ledger: &Ledger) {
     while record.tasks.iter().any(Task::is_traced) && start.elapsed() < LET_GO {
         std::thread::sleep(Duration::from_millis(1));
     }
-    if let Some(container) = &record.container {
-        container.look_on();
+    if let Some((container, root)) = container_of(record) {
+        container.look_on(root);
     }
     let stopped: HashSet<i32> = record.stopped.iter().copied().collect();
     let going_on = record.tasks.iter().filter(|task| !stopped.contains(&task.pid));
