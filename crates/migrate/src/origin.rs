@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Who connects to an agent.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Origin {
     /// A process of the agent's own user, which can read all records anyway.

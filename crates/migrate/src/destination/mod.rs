@@ -15,6 +15,7 @@ mod rehearsal;
 mod reservation;
 mod restore;
 mod round;
+mod served;
 mod session;
 mod settle;
 mod volume;
@@ -22,7 +23,7 @@ mod volume;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -35,6 +36,7 @@ use self::alone::Alone;
 use self::coming::Coming;
 use self::joining::Waiting;
 use self::lines::OpenLines;
+use self::served::Served;
 use crate::cancel::Cancel;
 use crate::engine::wait_readable;
 use crate::error::{Context, Error, Result};
@@ -50,8 +52,6 @@ use crate::wire::owner;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Connections at a time that have not said so yet.
 const MAX_CALLERS: usize = 64;
-/// Connections at a time of which it is known what they are for: more wait to be accepted.
-const MAX_CONNECTIONS: usize = 256;
 /// Migrations that are listed: as many as a message has room for.
 const MAX_LISTED: usize = 200;
 
@@ -121,27 +121,11 @@ pub(crate) struct Agent {
     /// Who waits for connections for pages, by the token that these show.
     joining: Mutex<HashMap<String, Waiting>>,
     coming: Coming,
-    connections: AtomicUsize,
+    served: Served,
     callers: Arc<Callers>,
     lines: Arc<OpenLines>,
     /// Whether somebody has told it to end.
     is_ending: AtomicBool,
-}
-
-/// A connection that is counted as long as this is there.
-struct Counted<'a>(&'a AtomicUsize);
-
-impl<'a> Counted<'a> {
-    fn among(all: &'a AtomicUsize) -> Self {
-        all.fetch_add(1, Ordering::Relaxed);
-        Self(all)
-    }
-}
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 impl Agent {
@@ -156,7 +140,7 @@ impl Agent {
         let alone = Alone::claim(&[&settings.state_dir, &settings.work_dir])?;
         let identity = identity::of(&settings.state_dir)?;
         settle::leftovers(&settings);
-        let (joining, connections) = (Mutex::default(), AtomicUsize::new(0));
+        let (joining, served) = (Mutex::default(), Served::default());
         let (callers, lines) = (Callers::new(PATIENCE, MAX_CALLERS), Arc::default());
         Ok(Arc::new(Self {
             settings,
@@ -164,7 +148,7 @@ impl Agent {
             _alone: alone,
             joining,
             coming: Coming::default(),
-            connections,
+            served,
             callers,
             lines,
             is_ending: AtomicBool::new(false),
@@ -175,7 +159,7 @@ impl Agent {
     /// nothing of it is left here; what has is waited for, until there is a second signal.
     pub(crate) fn serve(self: &Arc<Self>, listener: &Listener, end: &Cancel) {
         while self.goes_on(end) {
-            if self.connections.load(Ordering::Relaxed) >= MAX_CONNECTIONS {
+            if self.served.is_full() {
                 thread::sleep(PAUSE);
                 continue;
             }
@@ -194,7 +178,7 @@ impl Agent {
             return true;
         }
         self.lines.hang_up();
-        let is_busy = self.connections.load(Ordering::SeqCst) > 0;
+        let is_busy = !self.served.is_empty();
         let has_more = is_busy || !self.lines.are_heard_out();
         if has_more && !was_told {
             tell!("Ending when what is decided is done; a second signal ends it at once");
@@ -236,8 +220,17 @@ impl Agent {
         };
         let mut line = Line::open(socket)?;
         let request = line.hear()?;
-        let _counted = Counted::among(&self.connections);
+        if let Request::Join { token, round, set } = request {
+            // It is for whoever waits for it, and those are counted.
+            drop(caller);
+            return self.join(line, &token, round, set);
+        }
+        let served = self.served.add(&origin);
         drop(caller);
+        let _served = match served {
+            Ok(served) => served,
+            Err(error) => return line.say(&refusal(&error)),
+        };
         // Whether something may come is asked of runtimes and of the policy, which may take long.
         if let Request::Begin(begin) | Request::Rehearse(begin) = &request {
             line.beat(begin.silence())?;
@@ -255,7 +248,6 @@ impl Agent {
                 let _open = self.lines.add(&line)?;
                 rehearsal::run(self, line, &begin, &origin)
             }
-            Request::Join { token, round, set } => self.join(line, &token, round, set),
             Request::Query { id } => {
                 self.leave_alone(&id, &origin);
                 let (dir, agent) = (&self.settings.state_dir, &self.identity);

@@ -17,9 +17,12 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::net::Shutdown as How;
 
 use super::relay::{Budget, Meter, metered};
@@ -51,6 +54,7 @@ fn spread(connections: Vec<OwnedFd>, meter: Option<Arc<Meter>>) -> Result<(Arc<S
         far: connections.into_iter().map(File::from).collect(),
         meter,
         outgoing: Mutex::new(Outgoing { number: 0, budget: Budget::new() }),
+        ended: AtomicUsize::new(0),
         order: Mutex::default(),
         changed: Condvar::new(),
     });
@@ -74,6 +78,8 @@ struct Spread {
     far: Vec<File>,
     meter: Option<Arc<Meter>>,
     outgoing: Mutex<Outgoing>,
+    /// Connections over which all was sent.
+    ended: AtomicUsize,
     order: Mutex<Order>,
     changed: Condvar,
 }
@@ -137,7 +143,21 @@ impl Spread {
             let len = self.take(&mut frame)?;
             to.write_all(&frame[..HEADER + len])?;
             if len == 0 {
-                return Ok(());
+                let is_last = self.ended.fetch_add(1, Ordering::SeqCst) + 1 == self.far.len();
+                return if is_last { self.wait_left() } else { Ok(()) };
+            }
+        }
+    }
+
+    /// Waits until the process here is gone, or both directions are over: nobody waits then for what may come. The other end
+    /// could keep connections open for ever.
+    fn wait_left(&self) -> io::Result<()> {
+        let mut near = [PollFd::new(&self.near, PollFlags::empty())];
+        loop {
+            match poll(&mut near, None) {
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+                Ok(_) => return Err(ErrorKind::BrokenPipe.into()),
             }
         }
     }
@@ -297,6 +317,25 @@ mod tests {
         assert_eq!(there.read(&mut [0; 1]).unwrap(), 0);
         assert_eq!(here.read(&mut [0; 1]).unwrap(), 0);
         assert!(here.write_all(&bytes(1 << 20)).is_err());
+    }
+
+    /// Whoever has certificates could have an agent keep connections, and threads, for ever.
+    #[test]
+    fn connections_that_nobody_listens_to_end() {
+        let (here, there) = connections(3);
+        let mut near = UnixStream::from(unite(here, None).unwrap());
+        near.write_all(b"last").unwrap();
+        drop(near);
+        let mut heard = 0;
+        for far in there {
+            let mut far = UnixStream::from(far);
+            // If it stays open, this fails.
+            far.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+            let mut all = Vec::new();
+            far.read_to_end(&mut all).unwrap();
+            heard += all.len();
+        }
+        assert_eq!(heard, HEADER + b"last".len() + 3 * HEADER);
     }
 
     /// What comes over two connections, and whether the stream ends in order after that.
