@@ -19,8 +19,8 @@ use torpor_worker::{Channel, Heir, Worker};
 use super::decide::{Verdict, answer, ask_until, go_on, kill};
 use crate::engine::{SELF, wait_readable};
 use crate::error::{Context, Error, Result};
-use crate::host::boot;
-use crate::record::{Ledger, Phase, Side, look};
+use crate::host::{boot, pid_namespace};
+use crate::record::{Ledger, Phase, Record, Side, look};
 use crate::task::Task;
 use crate::wire::Peer;
 use crate::wire::frame::BEATS;
@@ -231,6 +231,9 @@ fn settle(
     patience: Duration,
 ) -> Result<&'static str> {
     let record = ledger.record();
+    if record.is_held || matches!(record.phase, Phase::Deciding | Phase::Moved) {
+        judge_place(record)?;
+    }
     match record.phase {
         Phase::Preparing => {
             ledger.conclude(Phase::Stayed);
@@ -279,6 +282,21 @@ fn settle(
     }
 }
 
+/// Whether the process ids of a record are those of its tasks here. In another pid namespace they are those of others, or of
+/// nobody: the tasks would wait for ever.
+fn judge_place(record: &Record) -> Result<()> {
+    if record.boot != boot() || Some(record.pids) == pid_namespace("self") {
+        return Ok(());
+    }
+    Err(Error::refused_with(
+        format!(
+            "migration {} was begun in another pid namespace: its tasks are not known here",
+            record.id
+        ),
+        "call it where it was begun: inside of a container, or outside of this one",
+    ))
+}
+
 /// Lets the tasks go on, and writes that down. The job that holds them may be in the hands of the process that looks on, which
 /// nobody needs any more: a job that has lost all of those who could give it an answer lets them go.
 fn let_go(ledger: &mut Ledger, job: &mut Option<Heir>) {
@@ -317,6 +335,7 @@ pub(crate) fn cancel(state_dir: &Path, id: &str) -> Result<&'static str> {
     let none = || Error::refused(format!("no migration {id} has started here"));
     let record = look(state_dir, Side::Source, id)?.ok_or_else(none)?;
     if let Some(owner) = record.owner.filter(|_| !record.phase.is_over()) {
+        judge_place(&record)?;
         owner.signal(Signal::INT);
         while owner.lives() {
             std::thread::sleep(PAUSE);
@@ -329,5 +348,47 @@ pub(crate) fn cancel(state_dir: &Path, id: &str) -> Result<&'static str> {
             "its command has ended too early",
             format!("torpor migrate --resolve {id}"),
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::record::tests::record;
+
+    /// By their process ids somebody else is signalled, or nobody.
+    #[test]
+    fn who_sees_other_processes_decides_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut other = Command::new("sleep").arg("1000").spawn().unwrap();
+        let task = Task::find(other.id().cast_signed()).unwrap();
+        for (phase, pids) in [(Phase::Deciding, 1), (Phase::Moved, 1), (Phase::Preparing, 1)] {
+            let (is_held, tasks) = (phase == Phase::Deciding, vec![task]);
+            let record = Record { phase, pids, is_held, tasks, owner: Some(task), ..record() };
+            let id = record.id.clone();
+            drop(Ledger::create(dir.path(), Side::Source, record).unwrap());
+            let resolved = resolve(dir.path(), &id, true, None, PATIENCE);
+            let is_over = look(dir.path(), Side::Source, &id).unwrap().unwrap().phase.is_over();
+            match phase {
+                // None of its tasks waits for anybody.
+                Phase::Preparing => assert_eq!(resolved.unwrap(), "it has stayed here"),
+                _ => {
+                    let error = resolved.unwrap_err();
+                    assert!(error.to_string().contains("another pid namespace"), "{error}");
+                    assert_eq!(is_over, phase == Phase::Moved);
+                }
+            }
+        }
+        let begun = Record { pids: 1, owner: Some(task), ..record() };
+        let id = begun.id.clone();
+        let _ledger = Ledger::create(dir.path(), Side::Source, begun).unwrap();
+        let error = cancel(dir.path(), &id).unwrap_err();
+        assert!(error.to_string().contains("another pid namespace"), "{error}");
+        let is_alive = other.try_wait().unwrap().is_none();
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert!(is_alive, "it was signalled");
     }
 }
