@@ -37,8 +37,8 @@ use crate::task::Task;
 pub(crate) const STATE_DIR: &str = "/var/lib/torpor/migrations";
 /// Records of migrations that are over, and are kept for whoever has begun them and asks.
 const KEPT: usize = 200;
-/// No record is longer: 20,000 tasks and more.
-const MAX_RECORD: u64 = 4 << 20;
+/// No record is longer: of a tree with so many tasks none is begun that could not be read again.
+const MAX_RECORD: usize = 64 << 20;
 
 /// How far a migration has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -237,6 +237,12 @@ impl Ledger {
     fn write(&self) -> Result<()> {
         let text = serde_json::to_vec_pretty(&self.record)
             .map_err(|e| Error::refused(format!("record of {}: {e}", self.record.id)))?;
+        if text.len() > MAX_RECORD {
+            let (id, tasks) = (&self.record.id, self.record.tasks.len());
+            return Err(Error::refused(format!(
+                "record of {id}: it is too long with {tasks} tasks"
+            )));
+        }
         write_synced(&self.path, &text)
     }
 }
@@ -313,7 +319,7 @@ fn read(path: &Path) -> Result<Record> {
     let failed = || format!("record {}", path.display());
     let file = File::open(path).context(failed)?;
     let len = file.metadata().context(failed)?.len();
-    if len > MAX_RECORD {
+    if len > MAX_RECORD as u64 {
         return Err(Error::refused(format!("record {} is too long", path.display())));
     }
     serde_json::from_reader(file)
@@ -478,6 +484,23 @@ pub(crate) mod tests {
             .collect();
         left.sort();
         assert_eq!(left, ["b.json", "b.lock", "d.json", "d.lock"]);
+    }
+
+    /// Tasks that are stopped by it would wait for ever.
+    #[test]
+    fn what_is_written_can_be_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = record();
+        let id = first.id.clone();
+        let mut ledger = Ledger::create(dir.path(), Side::Source, first).unwrap();
+        let tasks = (1..=100_000).map(|pid| Task { pid, start: 1 << 40 }).collect();
+        ledger.advance(Phase::Deciding, |record| record.tasks = tasks).unwrap();
+        let read = || look(dir.path(), Side::Source, &id).unwrap().unwrap();
+        assert_eq!(read().tasks.len(), 100_000);
+        let long = || "x".repeat(MAX_RECORD);
+        let error = ledger.advance(Phase::Deciding, |record| record.subject = long()).unwrap_err();
+        assert!(error.to_string().contains("too long with 100000 tasks"), "{error}");
+        assert_eq!(read().subject, "process 7");
     }
 
     #[test]
