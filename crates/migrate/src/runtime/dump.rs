@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::Value;
+use torpor_kernel::cgroup;
 
 use super::archive::wrong;
 use super::bundle::is_taken;
@@ -141,6 +142,7 @@ pub(super) fn adapt(config: &mut Value, id: &str, said: &Description, ways: &Way
         labels.retain(|name, _| !UPDATES.contains(&name.as_str()));
     }
     id_maps(&config["idMappingsOptions"])?;
+    systemd(&config["systemd"], &said.spec)?;
     let process = &said.spec["process"];
     users(config, &process["user"]);
     if !is_empty(&config["ProcessLabel"]) {
@@ -277,6 +279,26 @@ fn id_maps(maps: &Value) -> Result<()> {
     known("AutoUserNsOpts", &maps["AutoUserNsOpts"], &[&sizes[..], &maps_of_both].concat())
 }
 
+/// For a container with systemd in it Podman mounts control groups of this host, where it may write to them, when it starts the
+/// container anew. They are among the mounts that were judged then.
+fn systemd(is_meant: &Value, described: &Value) -> Result<()> {
+    let items = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let is_own = |it: &Value| it["type"] == "cgroup" && is_empty(&it["path"]);
+    let source = match cgroup::is_unified() {
+        // Its own ones alone.
+        true if items(&described["linux"]["namespaces"]).iter().any(is_own) => return Ok(()),
+        true => cgroup::ROOT.to_owned(),
+        false => format!("{}/systemd", cgroup::ROOT),
+    };
+    let is_there = || items(&described["mounts"]).iter().any(|it| it["source"] == source.as_str());
+    match is_empty(is_meant) || is_there() {
+        true => Ok(()),
+        false => {
+            Err(wrong(format!("it is one for systemd, and no mount of {source} was described")))
+        }
+    }
+}
+
 /// Whoever is named has the number that was described: Podman looks names up when it starts the container anew, in files
 /// that the container may change.
 fn users(config: &mut Value, described: &Value) {
@@ -314,4 +336,33 @@ fn cgroup(config: &mut Value, id: &str, said: &Description, ways: &Ways) -> Resu
         config["cgroupParent"] = format!("{parent}-{}", &other[..8]).into();
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use serde_json::json;
+
+    use super::*;
+
+    /// Nobody asks the policy when Podman starts it anew.
+    #[test]
+    fn groups_of_this_host_come_only_if_they_were_described() {
+        let bind = |source: &str| json!({ "type": "bind", "source": source });
+        let described = |mounts: &[&str]| {
+            let mounts: Vec<Value> = mounts.iter().map(|source| bind(source)).collect();
+            json!({ "mounts": mounts, "linux": { "namespaces": [{ "type": "pid" }] } })
+        };
+        let both = ["/sys/fs/cgroup", "/sys/fs/cgroup/systemd"];
+        systemd(&json!(true), &described(&both)).unwrap();
+        for (is_meant, is_refused) in
+            [(json!(true), true), (json!(false), false), (json!(null), false)]
+        {
+            let judged = systemd(&is_meant, &described(&["/sys"]));
+            assert_eq!(judged.is_err(), is_refused, "{is_meant}");
+        }
+        let error = systemd(&json!(true), &json!({})).unwrap_err().to_string();
+        assert!(error.contains("one for systemd"), "{error}");
+    }
 }
