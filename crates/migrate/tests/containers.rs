@@ -168,6 +168,28 @@ fn a_container_of_runc_moves() {
     }
 }
 
+/// What was started in it by `runc exec` is not of it, and ends with it: whoever moves it is told.
+#[test]
+fn what_does_not_come_along_is_named() {
+    let container = Container::start(|_| {});
+    let (here, there) = (Host::new(), container.agent());
+    let mut exec = container.runc(0, "exec");
+    exec.args([&container.id, "sh", "-c", "touch /reached; exec sleep 100000"]);
+    let mut exec = exec.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    wait_until("it runs", || container.dir.path().join("bundle/rootfs/reached").exists());
+    let root = container.roots[0].display().to_string();
+    for more in [&["--dry-run"][..], &[]] {
+        let args = [&container.id, "--runtime-root", &root, "--mode", "pre-copy", &there.address];
+        let output = here.migrate(&args).args(more).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{more:?}: {said}");
+        let told = "it lives in the pid namespace of the tree and is not of it";
+        assert!(said.contains(told), "{more:?}: {said}");
+    }
+    exec.wait().unwrap();
+    container.goes_on();
+}
+
 /// What a runtime has the engine do is a job of the agent's, too: where memory runs out it is killed before that, and neither
 /// the runtime nor the container is.
 #[test]

@@ -26,7 +26,8 @@ use serde::{Deserialize, Serialize};
 use torpor_images::proto::StatsEntry;
 use torpor_images::{ImageDir, kind};
 use torpor_worker::{
-    Answer, Channel, Class, Event, FOR_DAEMON, Job, Outcome, Report, Worker, gate, logs, tell,
+    Answer, Channel, Class, Event, FOR_DAEMON, Job, Level, Outcome, Report, Worker, gate, logs,
+    tell,
 };
 
 use super::conmon::Conmon;
@@ -42,6 +43,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(5);
 /// What the engine begins with where a policy does not allow what images ask for; what it is follows, a line for each.
 const DENIED: &str = "the policy does not allow";
+/// Warnings of an engine that are told.
+const MAX_WARNINGS: usize = 20;
 /// Where rules of policies are explained.
 const RULES: &str = "docs/policy.md has all rules";
 /// The file that a call leaves behind that is asked for it among its marks: the runtime has made the container, and knows it.
@@ -245,9 +248,8 @@ impl Desk<'_> {
 
     /// What the runtime and its engine say about why they failed.
     fn explain(&self, call: &Call) -> Option<String> {
-        let engine = if call.action == "restore" { "restore.log" } else { "dump.log" };
         let log = self.file("log");
-        logs::first_error(&self.dir.join(engine)).or_else(|| {
+        logs::first_error(&self.engine_log(call)).or_else(|| {
             let said = logs::text_of(&log)?;
             match call.container.runtime {
                 Runtime::Runc => logs::last_error(&said),
@@ -256,10 +258,30 @@ impl Desk<'_> {
         })
     }
 
+    /// The log of the engine.
+    fn engine_log(&self, call: &Call) -> PathBuf {
+        self.dir.join(if call.action == "restore" { "restore.log" } else { "dump.log" })
+    }
+
+    /// Tells what the engine warns of: its log is read by nobody, and goes with the directory.
+    fn warn(&self, call: &Call, channel: &Channel) {
+        for text in warnings(&logs::text_of(&self.engine_log(call)).unwrap_or_default()) {
+            let (level, text, fields) = (Level::Warn, text.to_owned(), Vec::new());
+            // Nobody may be left who hears it.
+            let _ = channel.send(&Event::Log { level, text, fields }, &[]);
+        }
+    }
+
     fn listen(&self, what: &str) -> Result<UnixListener> {
         let path = self.file(what);
         UnixListener::bind(&path).context(|| path.display().to_string())
     }
+}
+
+/// What the engine's log warns of, as far as a person reads it.
+fn warnings(log: &str) -> impl Iterator<Item = &str> {
+    let warned = log.lines().filter(|line| line.contains("Warn  ("));
+    warned.filter_map(|line| Some(line.split_once("): ")?.1)).take(MAX_WARNINGS)
 }
 
 /// This program's file.
@@ -333,6 +355,7 @@ fn carry_out(job: &Job, fds: Vec<OwnedFd>, channel: &Arc<Channel>) -> Result<Out
     drop(command);
     note(&job.dir, &child)?;
     let status = child.wait().context(|| format!("wait for {program}"))?;
+    desk.warn(&call, channel);
     if status.success() {
         if job.marks.iter().any(|mark| mark == KNOWN) {
             let mark = job.dir.join(KNOWN);
@@ -464,6 +487,15 @@ mod tests {
         let expected = ["cow", "compress \"zstd\"", "ghost-limit \"1M\"", "x \"a \\\"b\""];
         assert_eq!(lines(&words), expected);
         assert_eq!(shell(Path::new("/a'b")), "/a'\\''b");
+    }
+
+    #[test]
+    fn what_the_engine_warns_of_is_found_in_its_log() {
+        let log = "(00.001) begin\n(00.002) Warn  (program.rs:1): task 7: it is (not): kept\n\
+                   (00.003) Error (other.rs:1): it failed\n";
+        assert_eq!(warnings(log).collect::<Vec<_>>(), ["task 7: it is (not): kept"]);
+        let many = "(00.002) Warn  (program.rs:1): one\n".repeat(100);
+        assert_eq!(warnings(&many).count(), MAX_WARNINGS);
     }
 
     #[test]
