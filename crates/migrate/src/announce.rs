@@ -13,6 +13,7 @@ use serde_json::Value;
 use torpor_sys::number::byte;
 use torpor_sys::socket::{self, Message};
 
+use crate::engine::hear;
 use crate::error::{Context, Error, Result};
 
 /// Milliseconds before each time: nobody confirms what is told, and a port of a switch may take a
@@ -76,7 +77,7 @@ pub(crate) fn announce(pid: i32) -> Result<()> {
 
 /// The addresses of interfaces that are up and have neighbours.
 fn locals() -> Result<Vec<Local>> {
-    let output = Command::new("ip").args(["-json", "address", "show", "up"]).output();
+    let output = hear(Command::new("ip").args(["-json", "address", "show", "up"]));
     let output = output.context(|| "run ip (package iproute2)".to_owned())?;
     let all: Value = serde_json::from_slice(&output.stdout)
         .map_err(|error| Error::refused(format!("what ip says: {error}")))?;

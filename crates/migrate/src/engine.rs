@@ -1,9 +1,11 @@
 //! The engine's jobs that a migration is made of, each in a process of its own.
 
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output, Stdio};
+use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -13,6 +15,9 @@ use crate::error::{Error, Result};
 
 /// This program.
 pub(crate) const SELF: &str = "/proc/self/exe";
+
+/// Bytes that are heard of what a program says.
+const MAX_SAID: u64 = 16 << 20;
 
 /// The number that a job finds the connection for pages under.
 pub(crate) const PAGES: i32 = 40;
@@ -98,6 +103,27 @@ pub(crate) fn start_restore(
         None => command.arg(torpor_worker::COMMAND),
     };
     Ok(Worker::start_as(command.process_group(0), &job, &[])?)
+}
+
+/// Runs a program to hear what it says of something that another host may have made: no more than [`MAX_SAID`] bytes each of its
+/// output and its errors.
+///
+/// # Errors
+/// If it cannot be started, or not be heard.
+pub(crate) fn hear(command: &mut Command) -> io::Result<Output> {
+    fn up_to_most(from: Option<impl Read>) -> io::Result<Vec<u8>> {
+        let mut said = Vec::new();
+        from.map_or(Ok(0), |from| from.take(MAX_SAID).read_to_end(&mut said)).map(|_| said)
+    }
+    let piped = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = piped.spawn()?;
+    let errors = child.stderr.take();
+    let errors = thread::spawn(move || up_to_most(errors));
+    // If there is more, it finds nobody who reads it.
+    let stdout = up_to_most(child.stdout.take());
+    let status = child.wait()?;
+    let stderr = errors.join().unwrap_or_else(|_| Ok(Vec::new()));
+    Ok(Output { status, stdout: stdout?, stderr: stderr? })
 }
 
 /// Points of a job, as it has them.
@@ -186,6 +212,26 @@ fn wait_ready(
             Ok(_) => return Ok(polled.iter().map(|fd| !fd.revents().is_empty()).collect()),
             Err(rustix::io::Errno::INTR) => {}
             Err(e) => return Err(Error::Io { what: "poll".to_owned(), source: e.into() }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn who_says_too_much_is_not_heard_out() {
+        let said =
+            hear(Command::new("sh").args(["-c", "echo why >&2; echo what; exit 3"])).unwrap();
+        assert_eq!((&said.stdout[..], &said.stderr[..]), (&b"what\n"[..], &b"why\n"[..]));
+        assert_eq!(said.status.code(), Some(3));
+        for to in ["1", "2"] {
+            let said = hear(Command::new("sh").args(["-c", &format!("exec yes >&{to}")])).unwrap();
+            assert!(!said.status.success());
+            assert_eq!((said.stdout.len() + said.stderr.len()) as u64, MAX_SAID);
         }
     }
 }

@@ -1,12 +1,12 @@
 //! What the policy for restores says. The engine is asked: only it knows all files and options that it is made of.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use serde_json::Value;
 
 use super::{ALLOW, AgentSettings, FOREIGN};
-use crate::engine::SELF;
+use crate::engine::{SELF, hear};
 use crate::error::{Context, Error, Result};
 use crate::runtime::Runtime;
 
@@ -75,7 +75,7 @@ fn ask(audit: Command) -> Result<()> {
 
 /// What the engine says, and whether that is yes.
 fn answer(mut audit: Command) -> Result<(Value, bool)> {
-    let output = audit.stdin(Stdio::null()).output().context(|| "ask the policy".to_owned())?;
+    let output = hear(&mut audit).context(|| "ask the policy".to_owned())?;
     let said = serde_json::from_slice(&output.stdout).map_err(|_| {
         let text = String::from_utf8_lossy(&output.stderr);
         let why = match text.trim().trim_start_matches("Error: ") {

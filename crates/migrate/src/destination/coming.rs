@@ -7,6 +7,20 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::error::{Error, Result};
 use crate::wire::message::{Begin, Subject};
 
+/// No container has more volumes that come along.
+const MAX_VOLUMES: usize = 256;
+
+/// Whether no more volumes are announced than may come.
+///
+/// # Errors
+/// If there are more.
+pub(super) fn count(begin: &Begin) -> Result<()> {
+    match begin.volumes.len() {
+        0..=MAX_VOLUMES => Ok(()),
+        more => Err(Error::refused(format!("{more} volumes: no more than {MAX_VOLUMES} may come"))),
+    }
+}
+
 /// Containers and volumes that are on their way.
 #[derive(Debug, Default)]
 pub(super) struct Coming(Mutex<Vec<PathBuf>>);
@@ -23,8 +37,9 @@ impl Coming {
     ///
     /// # Errors
     /// If another migration brings it, or a volume that is in one of these, or has one of these in it; if a name is in front of
-    /// all others.
+    /// all others; if there are more volumes than any container has: each is compared with all that are on their way.
     pub(super) fn claim(&self, begin: &Begin) -> Result<Claim<'_>> {
+        count(begin)?;
         let mut own = begin.volumes.clone();
         if let Subject::Container { id, .. } = &begin.subject {
             // Volumes have whole paths.
@@ -110,5 +125,10 @@ mod tests {
         assert!(coming.claim(&begin("db", &[])).is_err());
         drop((again, other));
         assert!(coming.all().is_empty());
+        // To compare these with others would take minutes, and nobody else comes meanwhile.
+        let many: Vec<String> = (0..=MAX_VOLUMES).map(|number| format!("/srv/{number}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        let error = coming.claim(&begin("many", &many)).unwrap_err().to_string();
+        assert!(error.contains("257 volumes"), "{error}");
     }
 }

@@ -5,7 +5,7 @@ use std::sync::mpsc::{self, Receiver};
 
 use torpor_kernel::tree::{self, Tree};
 
-use super::coming::Claim;
+use super::coming::{self, Claim};
 use super::joining::{Joined, Set, Waiting};
 use super::{Agent, audit, volume};
 use crate::error::{Context, Error, Result};
@@ -20,8 +20,6 @@ use crate::wire::message::{Begin, Subject};
 use crate::wire::spread::MAX_CONNECTIONS;
 use crate::work::WorkDir;
 
-/// No container has more volumes that come along.
-const MAX_VOLUMES: usize = 256;
 /// Names of hosts are no longer (uname(2)).
 const MAX_NAME: usize = 64;
 
@@ -52,14 +50,10 @@ pub(super) fn judge_arrival(
         };
     };
     container.check()?;
-    let records = match begin.volumes.len() {
-        0 => Vec::new(),
-        1..=MAX_VOLUMES => all(&agent.settings.state_dir, Side::Destination)?,
-        more => {
-            return Err(Error::refused(format!(
-                "{more} volumes: no more than {MAX_VOLUMES} may come"
-            )));
-        }
+    coming::count(begin)?;
+    let records = match begin.volumes.is_empty() {
+        true => Vec::new(),
+        false => all(&agent.settings.state_dir, Side::Destination)?,
     };
     for path in &begin.volumes {
         volume::judge(path, &agent.settings.allow_volumes)?;

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use serde_json::Value;
 use torpor_images::proto::PstreeEntry;
@@ -19,6 +19,9 @@ use crate::host::pid_namespace;
 use crate::runtime::{self, Base, Container, KNOWN};
 use crate::task::{self, Task};
 use crate::wire::message::Subject;
+
+/// No system has more process ids (`PID_MAX_LIMIT` of linux/threads.h).
+const MAX_IDS: usize = 4 << 20;
 
 /// What a restore is to begin with.
 #[derive(Debug, Clone, Copy)]
@@ -217,16 +220,25 @@ fn process_ids(images: &Path, options: &[String]) -> Result<Vec<i32>> {
     if dir.is_sealed().map_err(refused)? {
         return sealed_process_ids(&images.join(kind::PSTREE.file_name(0)), options);
     }
-    let tree: Vec<PstreeEntry> = dir.read_all(kind::PSTREE, 0).map_err(refused)?;
-    let ids = tree.into_iter().flat_map(|entry| [entry.pid].into_iter().chain(entry.threads));
-    Ok(ids.filter_map(|id| i32::try_from(id).ok()).collect())
+    let Some(mut tree) = dir.reader(kind::PSTREE, 0).map_err(refused)? else {
+        return Ok(Vec::new());
+    };
+    let mut ids = Vec::new();
+    while let Some(entry) = tree.next::<PstreeEntry>().map_err(refused)? {
+        let own = [entry.pid].into_iter().chain(entry.threads);
+        ids.extend(own.filter_map(|id| i32::try_from(id).ok()));
+        if ids.len() > MAX_IDS {
+            return Err(Error::refused(format!("the tree has more than {MAX_IDS} threads")));
+        }
+    }
+    Ok(ids)
 }
 
 /// The same of an image that has to be opened: an agent holds no keys, and has another process do that.
 fn sealed_process_ids(image: &Path, options: &[String]) -> Result<Vec<i32>> {
     let mut decode = Command::new(SELF);
     decode.args(["image", "decode", "--in"]).arg(image).args(named(options, &["--identity"]));
-    let output = decode.stdin(Stdio::null()).output().context(|| "open an image".to_owned())?;
+    let output = engine::hear(&mut decode).context(|| "open an image".to_owned())?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         return Err(Error::refused_with(
@@ -260,7 +272,26 @@ pub(super) fn named(options: &[String], names: &[&str]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
+
+    /// The agent reads this image itself, and keeps what is in it.
+    #[test]
+    fn no_tree_fills_the_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let images = ImageDir::create(dir.path().join("1")).unwrap();
+        let ids = |threads: Vec<u32>| {
+            let _ = std::fs::remove_file(dir.path().join("1/pstree.img"));
+            let mut tree = images.writer(kind::PSTREE, 0).unwrap();
+            tree.entry(&PstreeEntry { pid: 7, threads, ..PstreeEntry::default() }).unwrap();
+            tree.finish().unwrap();
+            process_ids(&dir.path().join("1"), &[])
+        };
+        assert_eq!(ids(vec![7, 8]).unwrap(), [7, 7, 8]);
+        let error = ids(vec![1; MAX_IDS]).unwrap_err();
+        assert!(error.to_string().contains("more than 4194304 threads"), "{error}");
+    }
 
     #[test]
     fn options_are_found_by_name() {

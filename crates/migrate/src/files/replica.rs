@@ -1,6 +1,6 @@
 //! The destination's side: does what the source tells, below one directory and nowhere else.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -17,12 +17,17 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 use torpor_kernel::tree::{self, Id, Tree};
 
-use super::scan::{attributes, failed};
+use super::scan::{MAX_FILES, attributes, failed};
 use super::{Change, Meta, Name, PIECE, What, path, split};
 use crate::error::{Context, Error, Result};
 
 /// Bytes of a path.
 const MAX_NAME: usize = libc::PATH_MAX as usize;
+
+/// Bytes of the names of directories that wait for their times.
+const MAX_WAITING: usize = 256 << 20;
+/// Files that are told from those of others: a tree has fewer, and not all of them come and go.
+const MAX_MADE: usize = 2 * MAX_FILES;
 
 /// The bits of a mode by which a program runs as its owner, or in its group.
 const SET_ID: u32 = 0o6000;
@@ -35,14 +40,16 @@ pub(crate) struct Replica {
     open: Option<(Name, File, Meta)>,
     /// What it has made, if others than root can get to what is in it.
     shared: Option<HashSet<Id>>,
-    /// Directories, which get their times when all that is in them is there.
-    directories: Vec<(Name, Meta)>,
+    /// Directories, which get these times when all that is in them is there.
+    directories: BTreeMap<Name, (i64, i64)>,
+    /// Bytes of their names.
+    waiting: usize,
 }
 
 impl Replica {
     /// In an empty directory.
     pub(crate) fn new(root: Tree) -> Self {
-        Self { root, open: None, shared: None, directories: Vec::new() }
+        Self { root, open: None, shared: None, directories: BTreeMap::new(), waiting: 0 }
     }
 
     /// From now on others than root can get to what is in it: it takes no devices, and no programs that give whoever runs them
@@ -60,7 +67,22 @@ impl Replica {
     /// Notes what was made.
     fn note(&mut self, made: &File) -> Result<(), Errno> {
         let Some(shared) = &mut self.shared else { return Ok(()) };
+        if shared.len() >= MAX_MADE {
+            return Err(Errno::NOMEM);
+        }
         shared.insert(tree::id(&tree::metadata(made)?));
+        Ok(())
+    }
+
+    /// A directory gets its time later. However often it is told of, it waits once.
+    fn wait_for_time(&mut self, name: Name, meta: &Meta) -> Result<(), Errno> {
+        let len = name.len();
+        if self.waiting.saturating_add(len) > MAX_WAITING {
+            return Err(Errno::NOMEM);
+        }
+        if self.directories.insert(name, meta.changed).is_none() {
+            self.waiting += len;
+        }
         Ok(())
     }
 
@@ -125,9 +147,10 @@ impl Replica {
     /// If a directory does not take its times.
     pub(crate) fn finish(&mut self) -> Result<()> {
         self.close()?;
-        for (name, meta) in std::mem::take(&mut self.directories) {
+        self.waiting = 0;
+        for (name, changed) in std::mem::take(&mut self.directories) {
             let directory = self.root.dir(path(&name));
-            let set = directory.and_then(|directory| futimens(directory, &times(&meta)));
+            let set = directory.and_then(|directory| futimens(directory, &times(changed)));
             match set {
                 // Removed in the same round.
                 Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => {}
@@ -152,8 +175,7 @@ impl Replica {
                 let made = tree::make_dir(&parent, own)?;
                 self.note(&made)?;
                 equip(made, &meta)?;
-                self.directories.push((name, meta));
-                Ok(())
+                self.wait_for_time(name, &meta)
             }
             What::Regular { len } => {
                 let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
@@ -199,7 +221,7 @@ impl Replica {
             }
             (FileType::Directory, None) => {
                 equip(tree::reopen(&found, OFlags::RDONLY)?, &meta)?;
-                self.directories.push((name, meta));
+                self.wait_for_time(name, &meta)?;
             }
             (FileType::RegularFile | FileType::Directory, _) | (_, Some(_)) => {
                 return Err(Errno::INVAL);
@@ -227,7 +249,7 @@ impl Replica {
 
     fn close(&mut self) -> Result<()> {
         let Some((name, file, meta)) = self.open.take() else { return Ok(()) };
-        let done = equip(&file, &meta).and_then(|()| futimens(&file, &times(&meta)));
+        let done = equip(&file, &meta).and_then(|()| futimens(&file, &times(meta.changed)));
         done.map_err(|errno| failed(&name, errno))
     }
 }
@@ -275,7 +297,7 @@ fn attend(it: &File, meta: &Meta) -> Result<(), Errno> {
         let mode = Mode::from_bits_truncate(meta.mode);
         chmodat(CWD, tree::by_descriptor(it), mode, AtFlags::empty())?;
     }
-    utimensat(it, "", &times(meta), AtFlags::EMPTY_PATH)
+    utimensat(it, "", &times(meta.changed), AtFlags::EMPTY_PATH)
 }
 
 /// Gives a file or directory all but its times.
@@ -298,8 +320,7 @@ fn owner(meta: &Meta) -> (Option<Uid>, Option<Gid>) {
     (Some(Uid::from_raw(meta.uid)), Some(Gid::from_raw(meta.gid)))
 }
 
-fn times(meta: &Meta) -> Timestamps {
-    let (tv_sec, tv_nsec) = meta.changed;
+fn times((tv_sec, tv_nsec): (i64, i64)) -> Timestamps {
     Timestamps {
         last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
         last_modification: Timespec { tv_sec, tv_nsec },
@@ -414,6 +435,28 @@ mod tests {
             assert_eq!((fifo.uid(), fifo.mode() & 0o7777), (0, 0o600));
             fs::rename(at("old"), at("file")).unwrap();
         }
+    }
+
+    /// A source may tell of one as often as it likes before it says that this was all.
+    #[test]
+    fn what_waits_for_its_time_is_there_once() {
+        let (place, dir, _) = scene();
+        let mut replica = Replica::new(Tree::of(dir));
+        let name = || b"dir".to_vec();
+        let make = Change::Make { name: name(), what: What::Directory, meta: meta(0o755) };
+        replica.apply(make, || Ok(Vec::new())).unwrap();
+        for second in 1..=100 {
+            let meta = Meta { changed: (second, 0), ..meta(0o755) };
+            let update = Change::Update { name: name(), len: None, meta };
+            replica.apply(update, || Ok(Vec::new())).unwrap();
+        }
+        assert_eq!((replica.directories.len(), replica.waiting), (1, 3));
+        replica.waiting = MAX_WAITING;
+        let update = Change::Update { name: name(), len: None, meta: meta(0o755) };
+        assert!(replica.apply(update, || Ok(Vec::new())).is_err());
+        replica.finish().unwrap();
+        assert_eq!((replica.directories.len(), replica.waiting), (0, 0));
+        assert_eq!(place.path().join("tree/dir").metadata().unwrap().mtime(), 100);
     }
 
     /// Where others than root have a part of the tree, they could move what they may not read to a name that gets it theirs.
