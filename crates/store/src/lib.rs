@@ -17,6 +17,7 @@
 mod archive;
 mod aside;
 mod directory;
+mod entries;
 mod memory;
 mod stream;
 
@@ -30,6 +31,7 @@ use std::sync::Arc;
 pub use archive::Archive;
 pub use aside::{ASIDE, Aside};
 pub use directory::Directory;
+pub use entries::{Rationed, each_entry, each_entry_with_seek};
 pub use memory::{Memory, Shelf};
 pub use stream::{receive, send};
 

@@ -1,12 +1,13 @@
 //! The checkpoints that a node has: a directory for each, in one for each namespace.
 
 use std::fs::{self, DirBuilder, DirEntry};
-use std::io::{Read, Seek, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::statvfs;
-use tar::{Archive, Builder, Entries, Entry, EntryType, Header};
+use tar::{Builder, Entry, EntryType, Header};
+use torpor_store::{each_entry, each_entry_with_seek};
 
 use super::late::{LIST, LateFile};
 use crate::error::{Context, Error, Result};
@@ -261,8 +262,12 @@ fn append(
 /// # Errors
 /// What holds anything else, or leads out of the directory; no place.
 pub(super) fn unpack(from: impl Read, dir: &Path) -> Result<()> {
-    let mut archive = Archive::new(from);
-    unpack_each(archive.entries().context(|| STREAM)?, dir, |_| Ok(false))
+    let mut count = 0;
+    each_entry(from, damaged, |entry| {
+        count += 1;
+        unpack_one(entry, dir)
+    })?;
+    has_some(count)
 }
 
 /// The same without the files of pages, and makes a list of what is lacking, as it is in what [`pack_early`] has written. What is
@@ -271,12 +276,16 @@ pub(super) fn unpack(from: impl Read, dir: &Path) -> Result<()> {
 /// # Errors
 /// As [`unpack`], and if the list cannot be written.
 pub(super) fn unpack_early(from: impl Read + Seek, dir: &Path) -> Result<()> {
-    let (mut archive, mut pages) = (Archive::new(from), Vec::new());
-    unpack_each(archive.entries_with_seek().context(|| STREAM)?, dir, |entry| {
-        let file = pages_of(entry)?;
-        pages.extend(file.clone());
-        Ok(file.is_some())
+    let (mut count, mut pages) = (0, Vec::new());
+    each_entry_with_seek(from, damaged, |entry| {
+        count += 1;
+        match pages_of(entry)? {
+            Some(file) => pages.push(file),
+            None => unpack_one(entry, dir)?,
+        }
+        Ok(())
     })?;
+    has_some(count)?;
     let list = serde_json::to_vec(&pages).context(|| LIST)?;
     fs::write(dir.join(LIST), list).context(|| LIST)
 }
@@ -286,12 +295,12 @@ pub(super) fn unpack_early(from: impl Read + Seek, dir: &Path) -> Result<()> {
 /// # Errors
 /// If it cannot be read, or is something else.
 pub(super) fn pages_in(from: impl Read + Seek) -> Result<Vec<(LateFile, u64)>> {
-    let (mut archive, mut pages) = (Archive::new(from), Vec::new());
-    for entry in archive.entries_with_seek().context(|| STREAM)? {
-        let entry = entry.context(|| STREAM)?;
-        let file = pages_of(&entry)?;
+    let mut pages = Vec::new();
+    each_entry_with_seek(from, damaged, |entry| {
+        let file = pages_of(entry)?;
         pages.extend(file.map(|file| (file, entry.raw_file_position())));
-    }
+        Ok(())
+    })?;
     Ok(pages)
 }
 
@@ -302,38 +311,30 @@ fn pages_of<R: Read>(entry: &Entry<'_, R>) -> Result<Option<LateFile>> {
     Ok(LateFile::at(&path, entry.size()).filter(|_| is_file))
 }
 
-/// Unpacks what is not left out.
-fn unpack_each<R: Read>(
-    entries: Entries<'_, R>,
-    dir: &Path,
-    mut is_left_out: impl FnMut(&Entry<'_, R>) -> Result<bool>,
-) -> Result<()> {
+fn unpack_one<R: Read>(entry: &mut Entry<'_, R>, dir: &Path) -> Result<()> {
     let what = || STREAM;
-    let mut complete = false;
-    for entry in entries {
-        let mut entry = entry.context(what)?;
-        complete = true;
-        if is_left_out(&entry)? {
-            continue;
-        }
-        if !matches!(entry.header().entry_type(), EntryType::Regular | EntryType::Directory) {
-            let path = entry.path().map(|p| p.display().to_string()).unwrap_or_default();
-            return Err(Error::new(format!("{STREAM}: {path} is no plain file")));
-        }
-        if is_of_logs(&entry.path().context(what)?) {
-            return Err(Error::new(format!("{STREAM} has logs of its own")));
-        }
-        if !entry.unpack_in(dir).context(what)? {
-            return Err(Error::new(format!("{STREAM} leads out of its directory")));
-        }
+    if !matches!(entry.header().entry_type(), EntryType::Regular | EntryType::Directory) {
+        let path = entry.path().map(|p| p.display().to_string()).unwrap_or_default();
+        return Err(Error::new(format!("{STREAM}: {path} is no plain file")));
     }
-    match complete {
+    if is_of_logs(&entry.path().context(what)?) {
+        return Err(Error::new(format!("{STREAM} has logs of its own")));
+    }
+    match entry.unpack_in(dir).context(what)? {
         true => Ok(()),
-        false => Err(Error::new(format!("{STREAM} is empty"))),
+        false => Err(Error::new(format!("{STREAM} leads out of its directory"))),
     }
 }
 
-/// Whether a file belongs to the logs of a checkpoint, as [`Archive`] unpacks it.
+fn has_some(count: u64) -> Result<()> {
+    if count > 0 { Ok(()) } else { Err(Error::new(format!("{STREAM} is empty"))) }
+}
+
+fn damaged(error: io::Error) -> Error {
+    Error::new(format!("{STREAM}: {error}"))
+}
+
+/// Whether a file belongs to the logs of a checkpoint, as tar(1) unpacks it.
 fn is_of_logs(path: &Path) -> bool {
     let mut parts = path.components().filter(|part| matches!(part, Component::Normal(_)));
     parts.next().is_some_and(|first| first.as_os_str() == LOGS)
@@ -467,6 +468,27 @@ mod tests {
         assert!(list.len() == 2 && list.iter().eq(pages.iter().map(|(file, _)| file)));
         for (_, begin) in pages {
             assert_eq!(&bytes[usize::try_from(begin).unwrap()..][..5], b"12345");
+        }
+    }
+
+    /// Names are in memory as a whole, however long they are.
+    #[test]
+    fn no_name_fills_the_memory() {
+        let place = tempfile::tempdir().unwrap();
+        let name = vec![b'x'; 5 << 20];
+        let mut header = Header::new_gnu();
+        header.set_entry_type(EntryType::GNULongName);
+        header.set_size(name.len() as u64);
+        header.set_cksum();
+        let mut archive = Builder::new(Vec::new());
+        archive.append(&header, name.as_slice()).unwrap();
+        let bytes = archive.into_inner().unwrap();
+        let [one, other] = [
+            unpack(bytes.as_slice(), place.path()),
+            unpack_early(Cursor::new(&bytes), place.path()),
+        ];
+        for error in [one, other, pages_in(Cursor::new(&bytes)).map(drop)].map(Result::unwrap_err) {
+            assert!(error.to_string().contains("is described by more than"), "{error}");
         }
     }
 

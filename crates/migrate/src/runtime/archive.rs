@@ -9,7 +9,8 @@ use std::io::Read;
 use std::path::Path;
 
 use serde_json::Value;
-use tar::{Archive, Builder, Entry, EntryType, Header};
+use tar::{Builder, EntryType, Header};
+use torpor_store::each_entry;
 
 use super::changes::{Changes, removed};
 use super::dump;
@@ -54,36 +55,35 @@ impl Adaptation<'_> {
     /// container; the disk's.
     pub(super) fn write(&self, from: &Path, to: &Path) -> Result<()> {
         let name = || from.display().to_string();
-        let mut archive = Archive::new(File::open(from).context(name)?);
+        let archive = File::open(from).context(name)?;
         let made = File::create(to).context(|| to.display().to_string())?;
         let (mut adapted, spare) = (Builder::new(made), to.with_extension("part"));
         let mut root = Changes::new(CHANGES, Some(self.root));
         let (mut names, mut seen) = (Vec::new(), BTreeSet::new());
-        for entry in archive.entries().context(name)? {
-            let mut entry = entry.context(name)?;
-            let Some(what) = entry.path().ok().and_then(|path| path.to_str().map(str::to_owned))
-            else {
-                continue;
+        let failed = |source| Error::Io { what: name(), source };
+        each_entry(archive, failed, |entry| {
+            let is_file = entry.header().entry_type() == EntryType::Regular;
+            let path = entry.path().ok().and_then(|path| path.to_str().map(str::to_owned));
+            let Some(what) = path.filter(|what| is_file && self.comes(what)) else {
+                return Ok(());
             };
-            if entry.header().entry_type() != EntryType::Regular {
-                continue;
-            }
             // Podman would have the last one, and others were judged before it.
             if !seen.insert(what.clone()) {
                 return Err(wrong(format!("{what} is in it twice")));
             }
-            if let Some(text) = self.document(&what, &mut entry)? {
+            if let Some(text) = self.document(&what, entry)? {
                 append(&mut adapted, &what, text.len() as u64, text.as_bytes()).context(name)?;
             } else if what == REMOVED {
-                names = removed(&text_of(&what, &mut entry)?)?;
+                names = removed(&text_of(&what, entry)?)?;
             } else if what == CHANGES {
                 repack(&mut root, entry, &spare)?;
                 add(&mut adapted, &what, &spare)?;
-            } else if what == SHARED_MEMORY || self.is_volume(&what) {
+            } else {
                 repack(&mut Changes::new(&what, None), entry, &spare)?;
                 add(&mut adapted, &what, &spare)?;
             }
-        }
+            Ok(())
+        })?;
         let documents = DOCUMENTS.iter().filter(|name| seen.contains(**name)).count();
         if documents != DOCUMENTS.len() {
             return Err(wrong(format!("it has {documents} of {DOCUMENTS:?}")));
@@ -98,6 +98,13 @@ impl Adaptation<'_> {
         link.set_mode(0o777);
         adapted.append_link(&mut link, IMAGES, self.images).context(name)?;
         adapted.finish().context(name)
+    }
+
+    /// Whether a file of this name comes along: Podman has written others for itself.
+    fn comes(&self, what: &str) -> bool {
+        [ADDRESSES, REMOVED, CHANGES, SHARED_MEMORY].contains(&what)
+            || DOCUMENTS.contains(&what)
+            || self.is_volume(what)
     }
 
     /// A document of this name as it is for this host; `None` if it is none that comes along.
@@ -124,7 +131,7 @@ impl Adaptation<'_> {
 }
 
 /// Writes the archive that an entry is into the file `spare`.
-fn repack(tree: &mut Changes<'_>, entry: Entry<'_, impl Read>, spare: &Path) -> Result<()> {
+fn repack(tree: &mut Changes<'_>, entry: impl Read, spare: &Path) -> Result<()> {
     tree.copy(entry, File::create(spare).context(|| spare.display().to_string())?)
 }
 
@@ -168,6 +175,8 @@ mod tests {
 
     use serde_json::json;
     use std::collections::BTreeMap;
+
+    use ::tar::Archive;
 
     use super::super::changes::tests::archive as tar;
     use super::*;
@@ -334,6 +343,22 @@ mod tests {
         assert_eq!(adapt("root", json!(["disk"]), "spc_t"), judged);
         // Without them the specification counts.
         assert_eq!(adapt("", json!(null), ""), [json!(""), json!(null), json!("")]);
+    }
+
+    /// Whoever reads it has that in memory as a whole.
+    #[test]
+    fn nothing_that_describes_a_file_fills_the_memory() {
+        for kind in [EntryType::GNULongName, EntryType::XHeader] {
+            let data = vec![b'x'; 5 << 20];
+            let mut long = Header::new_gnu();
+            long.set_entry_type(kind);
+            long.set_size(data.len() as u64);
+            long.set_cksum();
+            let mut hostile = Builder::new(Vec::new());
+            hostile.append(&long, data.as_slice()).unwrap();
+            let said = refused_with("rootfs-diff.tar", &hostile.into_inner().unwrap());
+            assert!(said.contains("an entry is described by more than"), "{kind:?}: {said}");
+        }
     }
 
     #[test]

@@ -8,10 +8,11 @@ use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Component, Path, PathBuf};
 
-use tar::{Archive, Builder, Entry, EntryType, Header};
+use tar::{Builder, Entry, EntryType, Header};
+use torpor_store::each_entry;
 
 use super::archive::{REMOVED, wrong};
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 
 /// What there may be in an archive.
 const KINDS: [EntryType; 7] = [
@@ -29,6 +30,8 @@ const EXTRAS: [&str; 7] = ["mtime", "atime", "ctime", "uid", "gid", "uname", "gn
 const ATTRIBUTE: &str = "SCHILY.xattr.";
 /// Headers that the reader has heeded already.
 const HEEDED: [&str; 3] = ["path", "linkpath", "size"];
+/// Bytes of the names of all that archives make in a tree, which are in memory.
+const MAX_NAMES: usize = 256 << 20;
 
 /// A tree of files, and what archives make in it.
 #[derive(Debug)]
@@ -39,11 +42,13 @@ pub(super) struct Changes<'a> {
     base: Option<&'a Path>,
     /// What was made, and whether it is a directory.
     made: BTreeMap<PathBuf, bool>,
+    /// Bytes of the names of that.
+    names: usize,
 }
 
 impl<'a> Changes<'a> {
     pub(super) fn new(what: &'a str, base: Option<&'a Path>) -> Self {
-        Self { what, base, made: BTreeMap::new() }
+        Self { what, base, made: BTreeMap::new(), names: 0 }
     }
 
     /// Writes the archive `from` to `to`.
@@ -53,16 +58,14 @@ impl<'a> Changes<'a> {
     pub(super) fn copy(&mut self, from: impl Read, to: impl Write) -> Result<()> {
         let what = self.what.to_owned();
         let mut adapted = Builder::new(to);
-        let mut archive = Archive::new(from);
-        for entry in archive.entries().context(|| what.clone())? {
-            self.entry(entry.context(|| what.clone())?, &mut adapted)?;
-        }
+        let failed = |source| Error::Io { what: what.clone(), source };
+        each_entry(from, failed, |entry| self.entry(entry, &mut adapted))?;
         adapted.finish().context(|| what)
     }
 
     fn entry(
         &mut self,
-        mut entry: Entry<'_, impl Read>,
+        entry: &mut Entry<'_, impl Read>,
         to: &mut Builder<impl Write>,
     ) -> Result<()> {
         let what = || self.what.to_owned();
@@ -82,7 +85,14 @@ impl<'a> Changes<'a> {
             (EntryType::Symlink, target) => target,
             _ => None,
         };
-        self.extras(&path, &mut entry, to)?;
+        self.extras(&path, entry, to)?;
+        self.names += path.as_os_str().len();
+        if self.names > MAX_NAMES {
+            return Err(wrong(format!(
+                "{}: its names have more than {MAX_NAMES} bytes",
+                self.what
+            )));
+        }
         self.made.insert(path.clone(), kind == EntryType::Directory);
         let path = if path.as_os_str().is_empty() { PathBuf::from(".") } else { path };
         let mut header = self.header(&path, entry.header())?;
@@ -191,7 +201,7 @@ impl<'a> Changes<'a> {
         Ok(())
     }
 
-    fn refused(&self, path: &Path, why: String) -> crate::error::Error {
+    fn refused(&self, path: &Path, why: String) -> Error {
         wrong(format!("{}: {path:?} {why}", self.what))
     }
 }
@@ -211,6 +221,8 @@ pub(crate) mod tests {
     #![allow(clippy::unwrap_used)]
 
     use std::os::unix::fs::symlink;
+
+    use tar::Archive;
 
     use super::*;
 
