@@ -10,6 +10,7 @@ pub use crate::restore::unlisted;
 pub mod task {
     pub use crate::task::{
         AboutTree, Filters, Husks, Images, MmFlags, ProcFiles, Process, ProcessState, Seen,
-        ThreadRegisters, ThreadState, dress, dump_leaders, dump_others, restore, restore_stop,
+        ThreadRegisters, ThreadState, dress, dump_leaders, dump_others, finish, restore,
+        restore_stop,
     };
 }

@@ -164,6 +164,17 @@ fn compare(before: &State, after: &mut State, tids: [i32; 2]) {
     }
 }
 
+/// A task could have a call that a dump makes in it go on in its own code, which never ends.
+#[test]
+fn a_critical_section_that_is_everywhere_keeps_no_dump() {
+    let (child, pid, _dir) = spawn("everywhere.c");
+    let mut threads = stop(pid);
+    let answer = threads[0].call("getpid", (libc::SYS_getpid, [])).unwrap();
+    assert_eq!(i32::try_from(answer).unwrap(), pid);
+    go_on(pid, threads);
+    drop(child);
+}
+
 #[test]
 fn all_state_comes_back() {
     let (child, pid, dir) = spawn("subject.c");
@@ -213,7 +224,15 @@ fn all_state_comes_back() {
         scheduling,
         profile,
     };
-    task::restore(&mut [Husks { threads: &mut husks, images }]).unwrap();
+    let processes = &mut [Husks { threads: &mut husks, images }];
+    task::restore(processes).unwrap();
+    // What memory says of restartable sequences counts for none that has rights of this program.
+    for husk in processes.iter().flat_map(|process| process.threads.iter()) {
+        let status = proc::thread_status(husk.pid(), husk.tid()).unwrap();
+        assert_eq!(status.number("Uid", 10), Some(60));
+        assert_eq!(torpor_sys::ptrace::rseq(husk.tid()).unwrap().address, 0);
+    }
+    task::finish(processes).unwrap();
     for (husk, (rest, registers)) in husks.iter_mut().zip(threads.iter().zip(&registers)) {
         task::dress(husk, rest, registers).unwrap();
     }

@@ -31,19 +31,20 @@ impl Tracee {
             return Ok(());
         }
         let Some(section) = self.section(at) else { return Ok(()) };
-        if self.own.rip.wrapping_sub(section.start) >= section.len {
-            return Ok(());
-        }
-        // Flags that forbid the abort: kept by kernels before 6.1, fatal since.
-        let flags = section.flags | u32::try_from(flags & 0xffff_ffff).unwrap_or_default();
-        let [signature] = self.words(section.abort.wrapping_sub(4)).unwrap_or_default();
-        let signed = signature & 0xffff_ffff == u64::from(config.signature);
-        if flags != 0 || !signed {
-            self.critical_section = Some((area + RSEQ_CS, at));
-        } else {
+        if self.own.rip.wrapping_sub(section.start) < section.len {
+            // Flags that forbid the abort: kept by kernels before 6.1, fatal since.
+            let flags = section.flags | u32::try_from(flags & 0xffff_ffff).unwrap_or_default();
+            let [signature] = self.words(section.abort.wrapping_sub(4)).unwrap_or_default();
+            let signed = signature & 0xffff_ffff == u64::from(config.signature);
+            if flags != 0 || !signed {
+                self.critical_section = Some((area + RSEQ_CS, at));
+                return Ok(());
+            }
             self.own.rip = section.abort;
         }
-        Ok(())
+        // As the kernel would do it. Until then the section could be all around what is run in the thread, which would go on in
+        // its own code for ever.
+        self.write(RemoteAddr(area + RSEQ_CS), &[0; 8])
     }
 
     /// What the thread has registered with rseq(2). One that was stopped has been asked already.

@@ -139,6 +139,9 @@ fn set_program(batch: &mut Batch<'_>, memory: &ProcessMemory) {
     batch.must(syscall::prctl(libc::PR_SET_MM, [libc::PR_SET_MM_MAP as u64, map.0, MM_MAP_SIZE]));
 }
 
+/// What is done to the husks of some tasks.
+type Work = fn(&mut [task::Husks<'_>]) -> Result<()>;
+
 /// Gives the threads of all tasks the rest of their state. All that is left to do is to take the stubs out
 /// and to let them go.
 ///
@@ -146,12 +149,18 @@ fn set_program(batch: &mut Batch<'_>, memory: &ProcessMemory) {
 /// If the images lack a part of the state, or the kernel refuses one (named in the error); if a
 /// husk has ended.
 pub(super) fn restore(cx: &mut Restore<'_>) -> Result<()> {
+    in_parts(cx, task::restore)?;
+    in_parts(cx, task::finish)
+}
+
+/// Does this to all tasks, to some of them at a time.
+fn in_parts(cx: &mut Restore<'_>, work: Work) -> Result<()> {
     for first in (0..cx.tasks.len()).step_by(SIDE_BY_SIDE) {
         let some = first..cx.tasks.len().min(first + SIDE_BY_SIDE);
         let tasks = cx.tasks[some.clone()].iter_mut();
         let mut threads: Vec<Vec<Tracee>> =
             tasks.map(|task| std::mem::take(&mut task.threads)).collect();
-        let done = cx.rest_of(first, &mut threads);
+        let done = cx.rest_of(first, &mut threads, work);
         for (task, threads) in cx.tasks[some].iter_mut().zip(threads) {
             task.threads = threads;
         }
@@ -162,7 +171,7 @@ pub(super) fn restore(cx: &mut Restore<'_>) -> Result<()> {
 
 impl Restore<'_> {
     /// Of the tasks from `first` on, which have these threads.
-    fn rest_of(&self, first: usize, threads: &mut [Vec<Tracee>]) -> Result<()> {
+    fn rest_of(&self, first: usize, threads: &mut [Vec<Tracee>], work: Work) -> Result<()> {
         let tasks = self.tasks[first..].iter().zip(threads);
         let own = self.tasks[first..].iter().map(|task| self.ns.ids_of(&task.image.homes));
         let own: Vec<IdMaps> = own.take(tasks.len()).collect();
@@ -182,7 +191,7 @@ impl Restore<'_> {
             };
             Some(task::Husks { threads, images })
         });
-        task::restore(&mut processes.collect::<Vec<_>>())
+        work(&mut processes.collect::<Vec<_>>())
     }
 }
 

@@ -27,7 +27,7 @@ use torpor_images::proto::{CoreEntry, SeccompMode, TaskCoreEntry, ThreadCoreEntr
 use torpor_policy::memory::ProcessMemory;
 use torpor_policy::process::{ProcessRest, ThreadRest};
 use torpor_policy::{Credentials, ProcessLimits, Scheduling, Seccomp};
-use torpor_tracee::{Batch, Call, Mapping, Outcome, RemoteAddr, SIDE_BY_SIDE, Tracee};
+use torpor_tracee::{Batch, Call, Mapping, Outcome, SIDE_BY_SIDE, Tracee};
 
 pub(crate) use creds::lsm;
 pub(crate) use limits::{hard_limits, loginuid, oom_score_adj, own_hard_limits, raise_files};
@@ -427,9 +427,8 @@ pub struct Husks<'a> {
     pub images: Images<'a>,
 }
 
-/// Gives the husks of some processes all that they are to be but registers and blocked
-/// signals: while one of them works the next ones are looked after. Memory must be mapped and
-/// files in place. After this no batch must be run in the processes: it could swallow a pending signal.
+/// Gives the husks of some processes most of what they are to be, their rights at last: while one of them works the next
+/// ones are looked after. Memory must be mapped and files in place. [`finish`] them when all of the tree have come so far.
 ///
 /// # Errors
 /// If the images lack a part of the state; if the kernel refuses one, by name; if a husk has
@@ -445,6 +444,22 @@ pub fn restore(processes: &mut [Husks<'_>]) -> Result<()> {
     }
     for (number, bits) in bits.into_iter().enumerate() {
         restore_rights(processes, number, bits)?;
+    }
+    Ok(())
+}
+
+/// Gives the husks of some processes the rest of what they are to be but registers and blocked signals. No task of the tree may
+/// have any rights of this program still: with restartable sequences memory says where a husk goes on, and others may have
+/// a part of it. After this no batch must be run in the processes: it could swallow a pending signal.
+///
+/// # Errors
+/// If the kernel refuses a part, by name; if a husk has ended.
+pub fn finish(processes: &mut [Husks<'_>]) -> Result<()> {
+    let most = processes.iter().map(|process| process.threads.len()).max().unwrap_or(0);
+    for number in 0..most {
+        let register = |(thread, rest, _)| thread::register_sequences(thread, rest).transpose();
+        let scripts = numbered(processes, number).filter_map(register);
+        Script::run_all(scripts.collect::<Result<Vec<_>>>()?)?;
     }
     processes.iter_mut().try_for_each(|process| process.queue(Pending::Most))?;
     let scripts = processes.iter_mut().map(Husks::last).collect::<Result<Vec<_>>>()?;
@@ -586,8 +601,7 @@ pub fn dress(husk: &mut Tracee, rest: &ThreadRest, registers: &ThreadRegisters) 
     if let Some(sequences) = &rest.sequences
         && let Some(section) = sequences.section
     {
-        let at = RemoteAddr(sequences.address.wrapping_add(thread::RSEQ_CS_OFFSET));
-        husk.write(at, &section.to_le_bytes())?;
+        husk.write(thread::section_of(sequences), &section.to_le_bytes())?;
     }
     Ok(())
 }

@@ -4,10 +4,10 @@
 
 use libc::{PR_GET_TID_ADDRESS, PR_GET_TSC, PR_SET_TSC};
 use torpor_images::proto::{RseqEntry, ThreadCoreEntry};
-use torpor_policy::process::{RobustList, ThreadRest};
+use torpor_policy::process::{RestartableSequences, RobustList, ThreadRest};
 use torpor_sys::process::robust_list;
 use torpor_tracee::syscall;
-use torpor_tracee::{Batch, Call, Outcome, Slot, Tracee};
+use torpor_tracee::{Batch, Call, Outcome, RemoteAddr, Slot, Tracee};
 
 use super::script::Script;
 use super::{ia32, resources};
@@ -17,8 +17,6 @@ use crate::error::{Context, Result};
 const ROBUST_HEAD: u64 = 24;
 /// Longest name of a task without its NUL.
 const NAME_MAX: usize = 15;
-/// Where `struct rseq` (linux/rseq.h) points to the critical section.
-pub(crate) const RSEQ_CS_OFFSET: u64 = 8;
 /// What a thread has that nobody changed; the last is 50 µs (init_task.c).
 const DEFAULT_TSC: u32 = libc::PR_TSC_ENABLE.cast_unsigned();
 const DEFAULT_MCE_KILL: u64 = libc::PR_MCE_KILL_DEFAULT as u64;
@@ -118,7 +116,7 @@ impl PersonalityQuestion {
     }
 }
 
-/// Restores all but the parent-death signal; the thread's memory must be in place.
+/// Restores all but the parent-death signal and restartable sequences; the thread's memory must be in place.
 /// `personality` is that of its process.
 pub(crate) fn restore(script: &mut Script<'_>, rest: &ThreadRest, personality: u32) {
     script.step("personality", (libc::SYS_personality, [u64::from(personality)]));
@@ -132,11 +130,27 @@ pub(crate) fn restore(script: &mut Script<'_>, rest: &ThreadRest, personality: u
         }
         None => {}
     }
-    if let Some(r) = &rest.sequences {
-        let args = [r.address, u64::from(r.size), 0, u64::from(r.signature)];
-        script.step("rseq", (libc::SYS_rseq, args));
-    }
     restore_settings(script, rest);
+}
+
+/// Registers the restartable sequences of a thread. Its memory may say that it is in a critical section, one that is everywhere:
+/// the kernel would send the husk to the abort handler of that. Older kernels do not forget what stands there.
+pub(crate) fn register_sequences<'t>(
+    thread: &'t mut Tracee,
+    rest: &ThreadRest,
+) -> Result<Option<Script<'t>>> {
+    let Some(sequences) = &rest.sequences else { return Ok(None) };
+    thread.write(section_of(sequences), &[0; 8])?;
+    let RestartableSequences { address, size, signature, .. } = *sequences;
+    let mut script = Script::new(thread);
+    let args = [address, u64::from(size), 0, u64::from(signature)];
+    script.step("rseq", (libc::SYS_rseq, args));
+    Ok(Some(script))
+}
+
+/// Where `struct rseq` (linux/rseq.h) points to the critical section.
+pub(crate) fn section_of(sequences: &RestartableSequences) -> RemoteAddr {
+    RemoteAddr(sequences.address.wrapping_add(8))
 }
 
 /// A husk may have inherited other settings from the supervisor than the default ones.
