@@ -15,7 +15,8 @@ use torpor_engine::proc;
 use torpor_images::ImageDir;
 use torpor_images::proto::CoreEntry;
 use torpor_policy::memory::{Dumpable, ProcessMemory};
-use torpor_policy::{Credentials, ProcessLimits, Scheduling};
+use torpor_policy::process::{ProcessRest, ThreadRest};
+use torpor_policy::{Credentials, ProcessLimits, Scheduling, Seccomp};
 use torpor_tests::wait::wait_for;
 use torpor_tracee::{StopState, Tracee, parse_maps, stub_place};
 
@@ -173,6 +174,41 @@ fn a_critical_section_that_is_everywhere_keeps_no_dump() {
     assert_eq!(i32::try_from(answer).unwrap(), pid);
     go_on(pid, threads);
     drop(child);
+}
+
+/// In its pid namespace there may be others with the rights of the task, who could write into its memory what a thread runs that has
+/// those of this program still.
+#[test]
+fn nobody_looks_into_a_process_before_all_of_it_is_a_task() {
+    let (mut husk, _pidfd) = Tracee::spawn_husk(0, &[]).unwrap();
+    let dumpable = |husk: &mut Tracee| {
+        let get = (libc::SYS_prctl, [u64::from(libc::PR_GET_DUMPABLE.cast_unsigned())]);
+        husk.call("PR_GET_DUMPABLE", get).unwrap()
+    };
+    assert_eq!(dumpable(&mut husk), 1);
+    let memory = &ProcessMemory { dumpable: Some(Dumpable::Yes), ..ProcessMemory::default() };
+    let (process, threads) = (&ProcessRest::default(), &[ThreadRest::default()]);
+    let (limits, scheduling) = (&ProcessLimits::default(), &[Scheduling::default()]);
+    let (maps, credentials, seccomp) = (&IdMaps::identity(), &[None], &[Seccomp::Free]);
+    let images = || Images {
+        memory,
+        process,
+        threads,
+        maps,
+        own: maps,
+        credentials,
+        seccomp,
+        limits,
+        scheduling,
+        profile: None,
+    };
+    let threads = std::slice::from_mut(&mut husk);
+    task::restore(&mut [Husks { threads, images: images() }]).unwrap();
+    assert_eq!(dumpable(&mut husk), 0);
+    let threads = std::slice::from_mut(&mut husk);
+    task::finish(&mut [Husks { threads, images: images() }]).unwrap();
+    assert_eq!(dumpable(&mut husk), 1);
+    husk.exit_with(0).unwrap();
 }
 
 #[test]

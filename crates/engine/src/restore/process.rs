@@ -9,7 +9,7 @@ use super::tasks::Task;
 use crate::error::{Error, Result};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespaces, NsKind, send_into};
-use crate::task::stand_in;
+use crate::task::{Script, hide, stand_in};
 
 /// Works while there is a child of `root` with the pid `vpid`, or any free one.
 ///
@@ -75,11 +75,13 @@ pub(crate) fn in_its_name<T>(
     let own = rights.spaces.ids_of(&image.homes);
     let husk = task.remote()?;
     let dumpable = husk.call("PR_GET_DUMPABLE", syscall::prctl(libc::PR_GET_DUMPABLE, []))?;
+    let mut script = Script::new(husk);
+    hide(&mut script);
+    script.run()?;
     let done = with_thread(husk, |thread| {
         stand_in(thread, &scheduling, &credentials, (rights.maps, &own), rights.profile)?;
         work(thread)
     })?;
-    // Who changes ids hides the memory of all its threads from others.
     if dumpable == 1 {
         husk.call("PR_SET_DUMPABLE", syscall::prctl(libc::PR_SET_DUMPABLE, [dumpable]))?;
     }

@@ -32,6 +32,7 @@ use torpor_tracee::{Batch, Call, Mapping, Outcome, SIDE_BY_SIDE, Tracee};
 pub(crate) use creds::lsm;
 pub(crate) use limits::{hard_limits, loginuid, oom_score_adj, own_hard_limits, raise_files};
 pub use process::MmFlags;
+pub(crate) use process::hide;
 pub use registers::ThreadRegisters;
 pub(crate) use sched::processors;
 pub(crate) use script::Script;
@@ -494,6 +495,7 @@ fn restore_threads(processes: &mut [Husks<'_>], number: usize) -> Result<Vec<u64
         sched::restore(thread, scheduling)?;
         let mut script = Script::new(thread);
         if number == 0 {
+            process::hide(&mut script);
             signals::restore_actions(&mut script, &process.actions, process.is_32bit)?;
             process::restore(&mut script, process, images.memory);
         }
