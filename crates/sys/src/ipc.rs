@@ -3,6 +3,7 @@
 
 use std::io;
 
+use crate::process::swap_file_ids;
 use crate::{Result, addr, check, syscall};
 
 /// Owner and mode of an object, as `IPC_SET` takes them.
@@ -17,7 +18,7 @@ pub struct ObjectOwner {
 }
 
 /// Runs `work` with other ids: the effective ones, which the creator of an object is recorded with, and the real ones,
-/// since the kernel counts some objects for the real user. Only the calling thread is changed.
+/// since the kernel counts some objects for the real user. Only the calling thread is changed, and has the ids that it had for files again.
 ///
 /// # Errors
 /// See setresuid(2); what `work` returns.
@@ -28,12 +29,46 @@ pub fn with_ids<T>(uid: u32, gid: u32, work: impl FnOnce() -> Result<T>) -> Resu
     if (user, group) == ([uid; 2], [gid; 2]) {
         return work();
     }
+    let files = file_ids();
     set_ids(libc::SYS_setresgid, [gid; 2])?;
     let done = set_ids(libc::SYS_setresuid, [uid; 2]).and_then(|()| {
         let done = work();
         set_ids(libc::SYS_setresuid, user).and(done)
     });
-    set_ids(libc::SYS_setresgid, group).and(done)
+    let done = set_ids(libc::SYS_setresgid, group).and(done);
+    put_back(files);
+    done
+}
+
+/// Runs `work` with another real user, for whom the kernel counts what is made. All rights stay, since they go with the
+/// effective one, and so do the ids for files. Only the calling thread is changed.
+///
+/// # Errors
+/// See setresuid(2); what `work` returns.
+pub fn with_real_user<T>(uid: u32, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let own = rustix::process::getuid().as_raw();
+    if own == uid {
+        return work();
+    }
+    let files = file_ids();
+    let become_it = |real| {
+        let set = set_ids(libc::SYS_setresuid, [real, u32::MAX]);
+        put_back(files);
+        set
+    };
+    become_it(uid)?;
+    let done = work();
+    become_it(own).and(done)
+}
+
+/// The user and the group for files. Whenever others are set, these become the effective ones, and they may be others now
+/// (`FileOwner`).
+fn file_ids() -> (u32, u32) {
+    swap_file_ids(u32::MAX, u32::MAX)
+}
+
+fn put_back((uid, gid): (u32, u32)) {
+    swap_file_ids(uid, gid);
 }
 
 /// Sets the real and the effective id; the saved one stays, and lets this be undone. The raw call changes this thread

@@ -453,8 +453,8 @@ impl Drop for FileOwner {
     }
 }
 
-/// Sets the ids for files; returns the ones before.
-fn swap_file_ids(uid: u32, gid: u32) -> (u32, u32) {
+/// Sets the ids for files; returns the ones before. No id has the number `u32::MAX`: it changes nothing.
+pub(crate) fn swap_file_ids(uid: u32, gid: u32) -> (u32, u32) {
     // SAFETY: numbers only; the calls concern the calling thread alone.
     let (uid, gid) = unsafe { (libc::setfsuid(uid), libc::setfsgid(gid)) };
     (uid.cast_unsigned(), gid.cast_unsigned())
@@ -478,6 +478,9 @@ mod file_owner_tests {
         let other = FileOwner::set(100_000, 100_001).unwrap();
         // The directory is not theirs: capabilities must be there still.
         assert_eq!(owner("other"), (100_000, 100_001));
+        crate::ipc::with_ids(33, 44, || Ok(())).unwrap();
+        crate::ipc::with_real_user(33, || Ok(())).unwrap();
+        assert_eq!(owner("still"), (100_000, 100_001));
         drop(other);
         assert_eq!(owner("after"), before);
         std::fs::remove_dir_all(&dir).unwrap();
