@@ -8,6 +8,9 @@
 //! The kernel does not tell of requests that are still under way. Those that are answered
 //! before the pages are copied are kept, the others are not; the log warns of that.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use rustix::mm::{MapFlags, ProtFlags};
 use torpor_images::kind;
 use torpor_images::proto::AioRingEntry;
@@ -121,16 +124,17 @@ pub(crate) fn restore(task: &mut Task, kept: &[MemoryArea]) -> Result<()> {
         let invalid =
             |reason| Error::invalid(&name, format!("the AIO ring at {:x} {reason}", area.start));
         let context = context.ok_or_else(|| invalid("is not described"))?;
-        let saved = saved_ring(&task.image.pages, &area)?;
-        let wanted = saved.first_chunk().and_then(Header::parse);
-        let wanted = wanted.ok_or_else(|| invalid("is none"))?;
+        let pages = Arc::clone(&task.image.pages);
+        let wanted = saved_header(&pages, &area)?;
+        let wanted = wanted.ok_or_else(|| invalid("is none, or has another size"))?;
         let husk = task.remote()?;
         let at = setup(husk, &context)?;
         let number = advance(husk, at, &wanted)?;
         // The context goes with its ring.
         let mremap = syscall::mremap(at..at + area.len(), area.start);
         husk.call("mremap of an AIO ring", mremap)?;
-        husk.write(RemoteAddr(area.start), &saved)?;
+        // The kernel has made one of this size, which its limits let it: images alone could say any.
+        husk.write(RemoteAddr(area.start), &saved(&pages, area.range())?)?;
         husk.write(RemoteAddr(area.start), &number.to_ne_bytes())?;
     }
     Ok(())
@@ -149,15 +153,22 @@ fn reserve<'a>(husk: &mut Tracee, rings: impl Iterator<Item = &'a MemoryArea>) -
     }
 }
 
-/// The content of a ring in the images.
-fn saved_ring(pages: &Pages, area: &MemoryArea) -> Result<Vec<u8>> {
-    let place = |address: u64| usize::try_from(address - area.start).unwrap_or(usize::MAX);
-    let mut ring = Vec::new();
-    for (stretch, range) in pages.within(area.range()) {
-        ring.resize(place(range.end), 0);
-        stretch.read(range.start, &mut ring[place(range.start)..])?;
+/// What the images say of the ring in a mapping; `None` if it is none, or not of this size.
+fn saved_header(pages: &Pages, area: &MemoryArea) -> Result<Option<Header>> {
+    let first = saved(pages, area.start..area.start + area.len().min(super::vma::PAGE))?;
+    let header = first.first_chunk().and_then(Header::parse);
+    Ok(header.filter(|header| header.mapped() == area.len()))
+}
+
+/// What the images have in a range, up to the last of its pages that they have.
+fn saved(pages: &Pages, range: Range<u64>) -> Result<Vec<u8>> {
+    let place = |address: u64| usize::try_from(address - range.start).unwrap_or(usize::MAX);
+    let mut content = Vec::new();
+    for (stretch, part) in pages.within(range.clone()) {
+        content.resize(place(part.end), 0);
+        stretch.read(part.start, &mut content[place(part.start)..])?;
     }
-    Ok(ring)
+    Ok(content)
 }
 
 /// Makes a context wherever the kernel likes, and says where.
@@ -213,7 +224,40 @@ fn answer_nothing(husk: &mut Tracee, at: u64, count: u64) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::io::Write;
+
+    use torpor_images::ImageDir;
+    use torpor_images::pagemap::{PagemapWriter, Run};
+    use torpor_images::proto::VmaEntry;
+
     use super::*;
+    use crate::memory::vma::PAGE;
+
+    /// Nobody reads a ring that is larger than it says.
+    #[test]
+    fn a_ring_is_as_large_as_its_mapping() {
+        let dir = tempfile::tempdir().unwrap();
+        let images = ImageDir::open(dir.path()).unwrap();
+        let mut map = PagemapWriter::create(&images, kind::PAGEMAP, 7, 7).unwrap();
+        let first = Run { vaddr: 10 * PAGE, pages: 1, present: true, ..Run::default() };
+        map.push(first).unwrap();
+        map.push(Run { vaddr: 11 * PAGE, pages: 1 << 20, ..Run::default() }).unwrap();
+        map.finish().unwrap();
+        let mut file = images.raw_file_create(kind::PAGES, 7).unwrap();
+        let mut page = [3_u32, 127, 5, 9, MAGIC, 1, 0, 32].map(u32::to_ne_bytes).concat();
+        page.resize(4096, 0);
+        file.write_all(&page).unwrap();
+        let pages = Pages::load(&images, kind::PAGEMAP, 7).unwrap();
+        let header = |pages_of_it: u64| {
+            let (start, end) = (10 * PAGE, (10 + pages_of_it) * PAGE);
+            let status = status::REGULAR | status::AIO_RING;
+            let entry = VmaEntry { start, end, flags: 0x22, status, ..VmaEntry::default() };
+            saved_header(&pages, &MemoryArea::of(&entry).unwrap()).unwrap()
+        };
+        assert_eq!(header(1), Some(Header { number: 3, size: 127, tail: 9 }));
+        assert_eq!([header(2), header(1 << 20)], [None, None]);
+    }
 
     #[test]
     fn only_whole_rings_are_known() {
