@@ -381,10 +381,7 @@ impl TtyRestorer {
         let found = open_inside(cx.tasks[member].remote()?, path, OFlags::PATH)?;
         cx.check_opened(path, &found)?;
         is_node(&found, TtyNode::Current)?;
-        // The task opens it with all rights.
-        let opened = open_inside(cx.tasks[member].remote()?, path, open_flags(file.flags))?;
-        is_node(&opened, TtyNode::Current)?;
-        Ok(opened)
+        reopen_inside(cx.tasks[member].remote()?, &found, open_flags(file.flags))
     }
 }
 
@@ -488,16 +485,72 @@ fn in_task(
 
 /// Opens a path inside a task and takes the description from there.
 fn open_inside(husk: &mut Tracee, path: &[u8], flags: OFlags) -> Result<OwnedFd> {
+    let what = || format!("open {}", String::from_utf8_lossy(path));
+    open_below(husk, (RemoteFd::CWD, path), flags, what)
+}
+
+/// Opens what was found once more inside a task, with all rights of that. Not by its path, where something else may be by now,
+/// and by this program's procfs: what the task has at `/proc` is as its images say.
+fn reopen_inside(husk: &mut Tracee, found: &OwnedFd, flags: OFlags) -> Result<OwnedFd> {
+    let numbers = format!("/proc/{}/fd", husk.pid());
+    let place = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let numbers =
+        rustix::fs::open(&numbers, place, Mode::empty()).context(|| format!("open {numbers}"))?;
+    let below = Transport::lend(husk, numbers.as_fd())?;
+    let there = Transport::lend(husk, found.as_fd())?;
+    // What leads there is a link.
+    let flags = flags.difference(OFlags::NOFOLLOW);
+    let number = there.0.to_string();
+    let what = || "open the terminal of a session".to_owned();
+    let opened = open_below(husk, (below, number.as_bytes()), flags, what);
+    let mut batch = husk.batch();
+    batch.call(syscall::close(below));
+    batch.call(syscall::close(there));
+    batch.run()?;
+    opened
+}
+
+fn open_below(
+    husk: &mut Tracee,
+    (dir, path): (RemoteFd, &[u8]),
+    flags: OFlags,
+    what: impl Fn() -> String,
+) -> Result<OwnedFd> {
     let pid = husk.pid();
     let mut batch = husk.batch();
     let name = batch.cstr(path);
-    let opened = batch.must(syscall::openat(RemoteFd::CWD, name, flags, Mode::empty()));
+    let opened = batch.must(syscall::openat(dir, name, flags, Mode::empty()));
     let out = batch.run()?;
-    let what = || format!("open {}", String::from_utf8_lossy(path));
-    let number = i32::try_from(out.expect(opened, what)?).unwrap_or(-1);
+    let number = i32::try_from(out.expect(opened, &what)?).unwrap_or(-1);
     let ours = rustix::process::pidfd_getfd(&proc::pidfd(pid)?, number, PidfdGetfdFlags::empty());
     let mut batch = husk.batch();
     batch.call(syscall::close(number.into()));
     batch.run()?;
     ours.context(what)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// Whoever may change the tasks' root could put a device into its place that does something when it is opened.
+    #[test]
+    fn what_was_judged_is_opened_wherever_its_path_leads_by_now() {
+        let dir = tempfile::tempdir().unwrap();
+        let [path, other] = ["tty", "other"].map(|name| dir.path().join(name));
+        std::fs::write(&path, "judged").unwrap();
+        std::fs::write(&other, "another").unwrap();
+        let (mut husk, _pidfd) = Tracee::spawn_husk(0, &[]).unwrap();
+        let before = proc::numbers(husk.pid(), "fd").unwrap();
+        let path = path.to_str().unwrap();
+        let found = open_inside(&mut husk, path.as_bytes(), OFlags::PATH).unwrap();
+        std::fs::rename(&other, path).unwrap();
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW;
+        let opened = reopen_inside(&mut husk, &found, flags).unwrap();
+        let text = std::io::read_to_string(std::fs::File::from(opened)).unwrap();
+        assert_eq!(text, "judged");
+        assert_eq!(proc::numbers(husk.pid(), "fd").unwrap(), before);
+        husk.exit_with(0).unwrap();
+    }
 }
