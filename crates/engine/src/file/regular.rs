@@ -356,9 +356,12 @@ fn validate(cx: &Opener<'_>, file: &PathFile, opened: &OwnedFd) -> Result<()> {
         return differs("mode", format!("{mode:o}"), format!("{:o}", stat.st_mode), "");
     }
     if !file.build_id.is_empty() && cx.files.validation == FileValidation::BuildId {
+        // Nothing else has one, and to open a device can do something by itself.
+        let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
         let now = match is_readable(file.flags) {
+            _ if !is_regular => Vec::new(),
             true => buildid::read(opened),
-            false => buildid::read(reopen(opened, OFlags::RDONLY | OFlags::NONBLOCK)?),
+            false => buildid::read(cx.roots.open_limited_at_home(opened, OFlags::RDONLY)?),
         };
         if now != file.build_id {
             return differs("build id", hex(&file.build_id), hex(&now), "");
@@ -429,6 +432,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::sync::Arc;
 
+    use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
     use rustix::fs::{CWD, FileType, Mode};
     use torpor_images::{ImageDir, kind};
 
@@ -579,6 +583,23 @@ mod tests {
         fs::write(&path, bytes).unwrap();
         let error = world.restore(&entries).unwrap_err().to_string();
         assert!(error.contains("build id"), "{error}");
+    }
+
+    /// To open a device can do something by itself.
+    #[test]
+    fn nothing_but_a_file_of_bytes_is_opened_for_its_build_id() {
+        let world = World::new();
+        let path = world.path("fifo");
+        rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        let mut entries = world.dump(&[open_at(path.clone(), OFlags::PATH)]).unwrap();
+        entries[0].reg.as_mut().unwrap().build_id = vec![7];
+        let images = ImageDir::open(&world.opts.images_dir).unwrap();
+        images.write_one(kind::FILES, 0, &entries[0]).unwrap();
+        let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
+        inotify::add_watch(&watch, &path, WatchFlags::OPEN).unwrap();
+        let error = world.restore(&entries).unwrap_err().to_string();
+        assert!(error.contains("build id"), "{error}");
+        assert!(rustix::io::read(&watch, &mut [0_u8; 4096]).is_err());
     }
 
     #[test]

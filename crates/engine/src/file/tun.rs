@@ -12,7 +12,7 @@ use torpor_policy::TunFile;
 use torpor_policy::network::Tun;
 use torpor_sys::tun;
 
-use super::description::{is_tun, open_flags, reopen};
+use super::description::{is_tun, open_flags};
 use super::opener::Opener;
 use super::remap::Paths;
 use super::{Found, regular};
@@ -105,7 +105,7 @@ impl TunRestorer {
         let device_of_it = of.device.as_ref().zip(self.devices.get(&id));
         // The namespace that it is opened in is its own.
         cx.spaces.in_netns(home, || {
-            let file = reopen(&place, open_flags(device.flags))?;
+            let file = cx.roots.open_limited_at_home(&place, open_flags(device.flags))?;
             if let Some((name, settings)) = device_of_it {
                 let what = || format!("queue of network device {name}");
                 attach(&file, name, settings, of.detached).context(what)?;
@@ -126,4 +126,40 @@ fn attach(file: &OwnedFd, name: &str, settings: &Tun, detached: bool) -> std::io
         tun::enable_queue(fd, false)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::fs::Permissions;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::PermissionsExt;
+
+    use rustix::fs::{CWD, FileType, Mode};
+    use torpor_images::proto::RegFileEntry;
+    use torpor_images::{ImageDir, kind};
+
+    use super::*;
+    use crate::file::testing::World;
+    use crate::restore::Restore;
+
+    /// As with every other device.
+    #[test]
+    fn it_is_opened_with_no_more_rights_than_are_given() {
+        let world = World::new();
+        std::fs::set_permissions(world.dir.path(), Permissions::from_mode(0o755)).unwrap();
+        let path = world.path("tun");
+        let device = rustix::fs::makedev(10, 200);
+        rustix::fs::mknodat(CWD, &path, FileType::CharacterDevice, Mode::RUSR, device).unwrap();
+        let name = path.as_os_str().as_bytes().to_vec();
+        let torpor_reg = Some(RegFileEntry { id: 5, name, ..RegFileEntry::default() });
+        let tunf = Some(TunfileEntry { id: 5, torpor_reg, ..TunfileEntry::default() });
+        let entry = FileEntry { id: 5, r#type: FdTypes::Tunf.into(), tunf, ..FileEntry::default() };
+        let images = ImageDir::create(&world.opts.images_dir).unwrap();
+        images.write_one(kind::FILES, 0, &entry).unwrap();
+        let mut cx = Restore::into_this_process(&world.opts).unwrap();
+        cx.roots.limit_to_user(65534, (65534, vec![]));
+        let error = cx.open_all(&[5]).unwrap_err().to_string();
+        assert!(error.contains("no more rights than --files-as gives"), "{error}");
+    }
 }

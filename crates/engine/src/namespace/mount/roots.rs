@@ -122,7 +122,7 @@ impl Roots {
         })
     }
 
-    /// Opens what a handle has led to, with no more than what the calling runtime passed, and in the namespaces of the tasks where
+    /// Opens what was found, with no more than what the calling runtime passed, and in the namespaces of the tasks where
     /// they count.
     ///
     /// # Errors
@@ -130,7 +130,7 @@ impl Roots {
     pub(crate) fn open_limited_at_home(&self, found: &OwnedFd, flags: OFlags) -> Result<OwnedFd> {
         let open = || {
             let _limited = self.limit(found.as_fd())?;
-            without_waiting(flags, |flags| reopen(found, flags))
+            without_waiting(flags, |flags| reopen(found, flags)).map_err(|e| self.said(e))
         };
         match self.homes.is_empty() || !is_of_opener(found)? {
             true => open(),
