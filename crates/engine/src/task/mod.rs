@@ -546,7 +546,9 @@ impl Husks<'_> {
         }
         process::restore_coredump_filter(leader.pid(), images.memory)?;
         limits::restore(leader, &images.limits.resources)?;
-        timers::create(leader, &images.process.timers)
+        let wanted = images.credentials.first().and_then(Option::as_ref);
+        let user = wanted.and_then(|wanted| images.own.uid_inside(wanted.users[0]));
+        timers::create(leader, &images.process.timers, user)
     }
 
     /// What can only come when all threads have their rights and their signals.

@@ -122,14 +122,30 @@ fn parse(text: &str, own_tid: &dyn Fn(i32) -> Option<i32>) -> Option<Vec<PosixTi
     Some(all)
 }
 
-/// Makes the POSIX timers with their ids, not yet running.
+/// Makes the POSIX timers with their ids, not yet running. The kernel counts the signal that each may queue for the real user of
+/// whoever makes it, and a husk is root still: they are made for `user`, by the id in the user namespace of the task.
 ///
 /// # Errors
-/// See timer_create(2); if an id is out of reach on this kernel.
-pub(crate) fn create(husk: &mut Tracee, timers: &Timers) -> Result<()> {
+/// See timer_create(2), of which the user has a limit (`RLIMIT_SIGPENDING`); if an id is out of reach on this kernel.
+pub(crate) fn create(husk: &mut Tracee, timers: &Timers, user: Option<u32>) -> Result<()> {
     if timers.posix.is_empty() {
         return Ok(());
     }
+    let own = husk.call("getuid", (libc::SYS_getuid, []))?;
+    let user = user.map(u64::from).filter(|&user| user != own);
+    // The effective user, and with it all rights, stay.
+    let real = |id: u64| (libc::SYS_setresuid, [id, u64::MAX, u64::MAX]);
+    if let Some(user) = user {
+        husk.call("setresuid", real(user))?;
+    }
+    create_all(husk, timers)?;
+    if user.is_some() {
+        husk.call("setresuid", real(own))?;
+    }
+    Ok(())
+}
+
+fn create_all(husk: &mut Tracee, timers: &Timers) -> Result<()> {
     if husk.call("prctl", syscall::prctl(PR_TIMER_CREATE_RESTORE_IDS, [1])).is_ok() {
         for chunk in timers.posix.chunks(1000) {
             let mut script = Script::new(husk);
@@ -230,6 +246,35 @@ pub(crate) fn arm(husk: &mut Tracee, timers: &Timers) -> Result<()> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    /// Tasks take none of what this host's root may have, and no more than their own user may.
+    #[test]
+    fn timers_count_for_the_user_of_their_process() {
+        // One that nobody else is.
+        let user = 3_000_000_000 - std::process::id();
+        let timer = |id| PosixTimer {
+            id,
+            clock: 1,
+            signal: 14,
+            notify: 0,
+            thread: None,
+            value: 0,
+            times: Times::default(),
+        };
+        let timers = Timers { posix: [1, 5, 7].map(timer).to_vec(), ..Timers::default() };
+        let (mut husk, _pidfd) = Tracee::spawn_husk(0, &[]).unwrap();
+        create(&mut husk, &timers, Some(user)).unwrap();
+        let pid = husk.pid();
+        let line = |key: &str| {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+            status.lines().find_map(|line| Some(line.strip_prefix(key)?.to_owned())).unwrap()
+        };
+        assert_eq!(line("Uid:"), "\t0\t0\t0\t0");
+        let user = u64::from(user);
+        husk.call("setresuid", (libc::SYS_setresuid, [user, u64::MAX, u64::MAX])).unwrap();
+        assert!(line("SigQ:").starts_with("\t3/"), "{}", line("SigQ:"));
+        husk.exit_with(0).unwrap();
+    }
 
     #[test]
     fn the_kernels_list_is_understood() {
