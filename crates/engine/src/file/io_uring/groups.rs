@@ -20,7 +20,7 @@ use super::inside::{HeldGroup, KernelView};
 use crate::error::{Error, Result};
 use crate::file::Found;
 use crate::memory::frames;
-use crate::memory::vma::{PAGE, Vma};
+use crate::memory::vma::{PAGE, Vma, status};
 use crate::proc;
 
 /// `IORING_REGISTER_PBUF_RING`, and its flag for buffers of which parts are taken.
@@ -77,10 +77,14 @@ fn placed(pagemap: &File, vmas: &[Vma], group: &HeldGroup) -> Option<TorporIoUri
     Some(TorporIoUringGroup { number: *number, address, entries: *entries, head: *head, parts })
 }
 
-/// Where a task has some page frames one after the other, in memory that it can write. A ring is in a small mapping
-/// as a rule: these come first.
+/// Where a task has some page frames one after the other, in memory that it can write, and nobody outside of the tree: a restore
+/// takes no others. A ring is in a small mapping as a rule: these come first.
 fn place_of(pagemap: &File, vmas: &[Vma], wanted: &[u64]) -> Option<u64> {
-    let writable = vmas.iter().map(|vma| &vma.map).filter(|map| map.prot & libc::PROT_WRITE != 0);
+    let is_of_tree = |vma: &&Vma| {
+        let is_new = vma.is(status::ANON_SHARED | status::MEMFD) && !vma.is(status::SYSVIPC);
+        vma.map.prot & libc::PROT_WRITE != 0 && (vma.is_private() || is_new)
+    };
+    let writable = vmas.iter().filter(is_of_tree).map(|vma| &vma.map);
     let mut ranges: Vec<Range<u64>> = writable.map(|map| map.start..map.end).collect();
     ranges.sort_by_key(|range| range.end - range.start);
     // What begins in one part may end in the next.

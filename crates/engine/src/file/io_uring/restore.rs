@@ -92,7 +92,7 @@ impl IoUringRestorer {
                 && ring.restrictions.as_ref().is_none_or(enable::are_restrictions)
                 && groups::are_groups(&ring.groups, word(&ring.rings, 0))
                 && maker(tasks, ring.id)
-                    .is_none_or(|task| groups::are_in(&ring.groups, &writable(task)))
+                    .is_none_or(|task| groups::are_in(&ring.groups, &writable(task.image.areas())))
                 && ring.threads.iter().all(|(_, place)| *place < PLACES);
             if !known {
                 let reason = format!("file {} is an impossible io_uring instance", ring.id);
@@ -222,10 +222,14 @@ fn maker(tasks: &[Task], id: u32) -> Option<&Task> {
     tasks.iter().find(|task| task.image.fds.iter().any(|fd| fd.file == id))
 }
 
-/// The memory that a task can write to.
-fn writable(task: &Task) -> Vec<Range<u64>> {
-    let can_write = |area: &&MemoryArea| area.prot & libc::PROT_WRITE.cast_unsigned() != 0;
-    task.image.areas().filter(can_write).map(MemoryArea::range).collect()
+/// The memory that a task can write to, and nobody outside of the tree. With a buffer in there somebody could have the kernel write
+/// anywhere in a husk, which has all rights still when buffers are taken.
+fn writable<'a>(areas: impl Iterator<Item = &'a MemoryArea>) -> Vec<Range<u64>> {
+    let is_of_tree = |area: &&MemoryArea| {
+        let is_new = matches!(area.kind, AreaKind::SharedObject(_) | AreaKind::MemoryFile(_));
+        area.prot & libc::PROT_WRITE.cast_unsigned() != 0 && (area.is_private() || is_new)
+    };
+    areas.filter(is_of_tree).map(MemoryArea::range).collect()
 }
 
 /// Whether a task lives, and has a certain table of descriptors.
@@ -406,10 +410,11 @@ fn elsewhere(here: &[Mapping], wanted: &Range<u64>) -> Vec<Range<u64>> {
 
 #[cfg(test)]
 mod tests {
-    use torpor_images::proto::{FileEntry, TorporIoUringEntry};
+    use torpor_images::proto::{FileEntry, TorporIoUringEntry, VmaEntry};
 
     use super::super::SETUP_SQPOLL;
     use super::*;
+    use crate::memory::vma::status;
 
     #[test]
     fn all_instances_together_are_counted_up_in_time() {
@@ -459,6 +464,34 @@ mod tests {
             let error = load(instance(setup, waiting)).unwrap_err().to_string();
             assert!(error.contains("impossible io_uring instance"), "{error}");
         }
+    }
+
+    #[test]
+    fn nobody_else_writes_where_buffers_are_taken_from() {
+        let area = |start, kind, flags, prot| {
+            let status = status::REGULAR | kind;
+            let entry = VmaEntry {
+                start,
+                end: start + PAGE,
+                status,
+                flags,
+                prot,
+                shmid: 7,
+                ..VmaEntry::default()
+            };
+            MemoryArea::of(&entry).unwrap()
+        };
+        let areas = [
+            area(0x1000, status::ANON_PRIVATE, 0x22, 3),
+            area(0x2000, status::ANON_PRIVATE, 0x22, 1),
+            area(0x3000, status::FILE_PRIVATE, 2, 3),
+            area(0x4000, status::FILE_SHARED, 1, 3),
+            area(0x5000, status::SYSVIPC | status::ANON_SHARED, 1, 3),
+            area(0x6000, status::ANON_SHARED, 0x21, 3),
+        ];
+        let starts: Vec<u64> =
+            writable(areas.iter()).into_iter().map(|range| range.start).collect();
+        assert_eq!(starts, [0x1000, 0x3000, 0x6000]);
     }
 
     #[test]
