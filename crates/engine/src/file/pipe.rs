@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{FileType, OFlags};
+use rustix::fs::{FileType, OFlags, Uid};
 use rustix::pipe::PipeFlags;
 use torpor_images::ImageDir;
 use torpor_images::kind;
@@ -92,13 +92,14 @@ impl PipeRestorer {
         given: &[InheritFd],
         roots: &Roots,
         pipe: &PipeEnd,
+        user: Option<u32>,
     ) -> Result<OwnedFd> {
         match ext::inherited(given, &FileKey::of_pipe(pipe)) {
             Some(file) => match ext::own_null(roots, file, access(pipe.flags))? {
                 Some(null) => Ok(null),
-                None => self.inherit(roots, file, pipe),
+                None => self.inherit(roots, file, pipe, user),
             },
-            None => self.end(pipe),
+            None => self.end(pipe, user),
         }
     }
 
@@ -111,12 +112,13 @@ impl PipeRestorer {
         given: &[InheritFd],
         roots: &Roots,
         files: &mut OpenFiles,
+        user: Option<u32>,
     ) -> Result<()> {
         // Ends that only exist in flight in a socket are opened late, and could not be
         // without the anchor.
         for end in std::mem::take(&mut self.ends) {
             if files.get(end.file).is_none() {
-                let file = self.open(given, roots, &end)?;
+                let file = self.open(given, roots, &end, user)?;
                 files.insert(end.file, file);
             }
         }
@@ -127,10 +129,14 @@ impl PipeRestorer {
 }
 
 impl PipeRestorer {
-    fn end(&mut self, pipe: &PipeEnd) -> Result<OwnedFd> {
+    fn end(&mut self, pipe: &PipeEnd, user: Option<u32>) -> Result<OwnedFd> {
         if !self.anchors.contains_key(&pipe.pipe) {
-            let (read, write) =
-                rustix::pipe::pipe_with(PipeFlags::CLOEXEC).context(|| "pipe".to_owned())?;
+            // Its room counts for the real user of whoever makes it: when that is much, further pipes of that one get little.
+            let make = || Ok(rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?);
+            let own = rustix::process::getuid().as_raw();
+            let made = torpor_sys::ipc::with_real_user(user.unwrap_or(own), make);
+            let (read, write) = made.context(|| "pipe".to_owned())?;
+            give(write.as_fd(), user).context(|| "fchown of a pipe".to_owned())?;
             self.saved.fill(pipe.pipe, &write)?;
             self.anchors.insert(pipe.pipe, Anchor { read, write });
         }
@@ -156,7 +162,16 @@ impl PipeRestorer {
     /// Takes the place of an end that was outside: the description that the caller
     /// gave is used if it is like the old one, as sharing it was part of its state. Another one is for no more than what
     /// was given, unless the tasks may open it so: it may be a file of this host, and no pipe.
-    fn inherit(&mut self, roots: &Roots, file: BorrowedFd<'_>, pipe: &PipeEnd) -> Result<OwnedFd> {
+    fn inherit(
+        &mut self,
+        roots: &Roots,
+        file: BorrowedFd<'_>,
+        pipe: &PipeEnd,
+        user: Option<u32>,
+    ) -> Result<OwnedFd> {
+        if let Err(error) = give(file, user) {
+            tracing::warn!("the pipe that is given for {} stays its owner's: {error}", pipe.pipe);
+        }
         let now = rustix::fs::fcntl_getfl(file).context(|| "F_GETFL".to_owned())?;
         let wanted = open_flags(pipe.flags);
         let mode = access(pipe.flags);
@@ -191,6 +206,15 @@ impl PipeRestorer {
             _ => Ok(()),
         }
     }
+}
+
+/// Lets the user of the tasks have a pipe: only its owner may open an end once more, as programs do by `/dev/stderr`. A runtime
+/// does it with those that it starts a container with. The files that there can be in place of a pipe stay as they are.
+fn give(pipe: BorrowedFd<'_>, user: Option<u32>) -> std::io::Result<()> {
+    if rustix::fs::fstatfs(pipe)?.f_type == PIPEFS {
+        rustix::fs::fchown(pipe, user.map(Uid::from_raw), None)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -275,6 +299,45 @@ mod tests {
         assert!(!flags.contains(OFlags::NONBLOCK));
     }
 
+    /// Tasks take none of what this host's root may have, and no more than their own user may.
+    #[test]
+    fn pipes_count_for_the_user_of_the_tasks() {
+        let number = |name: &str| -> u32 {
+            std::fs::read_to_string(format!("/proc/sys/fs/{name}")).unwrap().trim().parse().unwrap()
+        };
+        let (limit, most) = (number("pipe-user-pages-soft"), number("pipe-max-size"));
+        if limit == 0 {
+            println!("left out: pipes_count_for_the_user_of_the_tasks (this host has no limit)");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let images = ImageDir::create(dir.path()).unwrap();
+        let mut waiting = images.writer(kind::PIPES_DATA, 0).unwrap();
+        let all = 0..limit.div_ceil(most / 4096);
+        for pipe_id in all.clone() {
+            let entry = PipeDataEntry { pipe_id, size: Some(most), ..PipeDataEntry::default() };
+            waiting.entry(&entry).unwrap();
+        }
+        waiting.finish().unwrap();
+        let mut pipes = PipeRestorer::default();
+        pipes.load(&images, &[]).unwrap();
+        // One that nobody else is.
+        let user = 3_000_000_000 - std::process::id();
+        let mut open = |pipe| {
+            let end = PipeEnd { file: pipe, pipe, flags: 0 };
+            pipes.open(&[], &Roots::default(), &end, Some(user)).unwrap()
+        };
+        let ends: Vec<OwnedFd> = all.map(&mut open).collect();
+        let make = || Ok(rustix::pipe::pipe()?);
+        let room = || {
+            let (read, _write) = torpor_sys::ipc::with_ids(user, 0, make).unwrap();
+            rustix::pipe::fcntl_getpipe_size(read).unwrap()
+        };
+        assert_eq!(room(), 2 * 4096);
+        drop((ends, pipes));
+        assert_eq!(room(), 16 * 4096);
+    }
+
     #[test]
     fn an_end_is_inherited() {
         let (_read, write) = rustix::pipe::pipe().unwrap();
@@ -286,6 +349,23 @@ mod tests {
         let files = world.restore(&entries).unwrap();
         rustix::io::write(&files[0], b"out").unwrap();
         assert_eq!(read_all(&outer), b"out");
+    }
+
+    /// By `/dev/stderr`, for instance.
+    #[test]
+    fn the_user_of_the_tasks_may_open_an_end_once_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let images = ImageDir::create(dir.path()).unwrap();
+        let user = 3_100_000_000 - std::process::id();
+        let (_read, write) = rustix::pipe::pipe().unwrap();
+        let given = InheritFd { fd: Arc::new(write), key: "pipe:[7]".to_owned() };
+        let mut pipes = PipeRestorer::default();
+        pipes.load(&images, &[]).unwrap();
+        for pipe in [7, 8] {
+            let end = PipeEnd { file: pipe, pipe, flags: OFlags::WRONLY.bits() };
+            let end = pipes.open(&[given.clone()], &Roots::default(), &end, Some(user)).unwrap();
+            assert_eq!(rustix::fs::fstat(end).unwrap().st_uid, user, "{pipe}");
+        }
     }
 
     /// A log, say, of this host's root: images get no more of it than the caller gives, and write nothing there.
@@ -307,7 +387,8 @@ mod tests {
             let given = InheritFd { fd: Arc::new(file.unwrap()), key: "pipe:[7]".to_owned() };
             let mut pipes = PipeRestorer::default();
             pipes.load(&images, &[]).unwrap();
-            pipes.open(&[given], &roots, &PipeEnd { file: 1, pipe: 7, flags: wanted.bits() })
+            let end = PipeEnd { file: 1, pipe: 7, flags: wanted.bits() };
+            pipes.open(&[given], &roots, &end, None)
         };
         let (read, write) = (OFlags::RDONLY, OFlags::WRONLY);
         for (given, wanted) in [(read, write), (read, BOTH), (write, read), (write, BOTH)] {

@@ -210,7 +210,7 @@ impl Table<'_> {
         let Table { opener: cx, files: RestoredFiles { opened, kinds, .. }, network, .. } = self;
         match &file.kind {
             FileKind::Path(path) => regular::open(cx, path),
-            FileKind::Pipe(end) => kinds.pipes.open(cx.given, cx.roots, end),
+            FileKind::Pipe(end) => kinds.pipes.open(cx.given, cx.roots, end, user_of_tree(cx)),
             FileKind::Fifo(end) => kinds.fifos.open(cx, end),
             FileKind::Inet(of) => kinds.inet.open(cx.images, cx.spaces, cx.id_maps, network, of),
             FileKind::Unix(end) => kinds.unix.open(&mut neighbours(cx, opened), end),
@@ -263,7 +263,7 @@ impl Table<'_> {
     /// All descriptions are open: connects them, in the order of their types.
     pub(crate) fn connect(&mut self) -> Result<()> {
         let Table { opener: cx, files: RestoredFiles { opened, kinds, .. }, network, .. } = self;
-        kinds.pipes.connect(cx.given, cx.roots, opened)?;
+        kinds.pipes.connect(cx.given, cx.roots, opened, user_of_tree(cx))?;
         kinds.fifos.connect(cx, opened)?;
         kinds.inet.connect(cx.spaces, cx.id_maps, opened, network)?;
         kinds.unix.connect(&mut neighbours(cx, opened))?;
