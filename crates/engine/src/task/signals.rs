@@ -230,7 +230,7 @@ pub fn restore_stop(
         // has its default action; the difference shows in its parent's wait status.
         let signal = process.stop_signal.filter(|signal| process.has_default_action(*signal));
         let signal = signal.map_or(libc::SIGSTOP, u32::cast_signed);
-        leader.stop_group(signal)?;
+        let signal = leader.stop_group(signal)?;
         others.iter_mut().try_for_each(|thread| thread.join_stop(signal))?;
     }
     if has(&process.pending, libc::SIGSTOP) {

@@ -19,6 +19,8 @@ use crate::timers::Timers;
 pub(super) const LAST_SIGNAL: u32 = 64;
 /// The signals whose action nobody changes: `SIGKILL` and `SIGSTOP`.
 const FIXED: [u32; 2] = [9, 19];
+/// Those of job control: `SIGSTOP`, `SIGTSTP`, `SIGTTIN` and `SIGTTOU`. By any other one a process would go on, or end.
+const STOPS: [u32; 4] = [19, 20, 21, 22];
 /// Timer ids are positive ints for the kernel.
 const MAX_TIMER: u32 = 0x7fff_ffff;
 /// Longest name of a task without its NUL.
@@ -161,7 +163,7 @@ impl ProcessRest {
         if let Some(id) = ids.find(|&id| last.replace(id) == Some(id) || id > MAX_TIMER) {
             return Err(format!("timer {id} is there twice, or has no number that there can be"));
         }
-        if let Some(signal) = tc.stop_signo.filter(|signal| !(1..=LAST_SIGNAL).contains(signal)) {
+        if let Some(signal) = tc.stop_signo.filter(|signal| !STOPS.contains(signal)) {
             return Err(format!("was stopped by signal {signal}"));
         }
         let mut infos = cores.iter().filter_map(|core| core.thread_info.as_ref());

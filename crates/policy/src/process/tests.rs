@@ -87,7 +87,7 @@ fn what_a_thread_lacks_is_its_process() {
 
 #[test]
 fn what_there_cannot_be_is_refused_by_its_image() {
-    let changes: [(Change, &str); 18] = [
+    let changes: [(Change, &str); 20] = [
         (|tc, _| tc.task_state = 0, "has the state 0"),
         (|tc, _| tc.task_state = 6, "has the state 6"),
         (|tc, _| tc.comm = b"sixteen-letters-".to_vec(), "name that is too long"),
@@ -101,6 +101,8 @@ fn what_there_cannot_be_is_refused_by_its_image() {
             "timer 2147483648 is there twice, or has no number",
         ),
         (|tc, _| tc.stop_signo = Some(65), "stopped by signal 65"),
+        (|tc, _| tc.stop_signo = Some(15), "stopped by signal 15"),
+        (|tc, _| tc.stop_signo = Some(18), "stopped by signal 18"),
         (|tc, _| tc.signals_s = pending(0, 128), "pending signal 0"),
         (|tc, _| tc.signals_s = pending(9, 127), "a pending signal of 127 bytes"),
         (|_, thread| thread.signals_p = pending(65, 128), "pending signal 65"),
