@@ -139,7 +139,8 @@ fn configured<'s>(spec: &'s Spec, at: &str) -> Option<&'s SpecMount> {
 
 /// Why a mount gives more than the configuration of the container says.
 pub(crate) fn wider(mount: &Mount, passed: &Passed) -> Option<String> {
-    if let Some(why) = wider_than_source(mount, passed).or_else(|| made_again(mount, passed)) {
+    let why = wider_than_source(mount, passed).or_else(|| made_again(mount, passed));
+    if let Some(why) = why.or_else(|| kept_from_swap(mount, passed)) {
         return Some(why);
     }
     let spec = passed.spec.as_ref()?;
@@ -247,6 +248,22 @@ fn made_again(mount: &Mount, passed: &Passed) -> Option<String> {
     let is_made = mount.deleted && matches!(mount.from, From::Part { .. } | From::Host(_));
     (is_made && !passed.grants(number::SYS_ADMIN))
         .then(|| "it shows what had been removed, which would be made there again".to_owned())
+}
+
+/// Why a tmpfs may not keep its memory from being swapped out: that takes the right to mount on this host, unless the
+/// configuration has one that does.
+fn kept_from_swap(mount: &Mount, passed: &Passed) -> Option<String> {
+    const NO_SWAP: &str = "noswap";
+    let options = mount.fs.options();
+    let asked = mount.made() == Some("tmpfs") && options.split(',').any(|word| word == NO_SWAP);
+    let is_wanted = |wanted: &SpecMount| {
+        wanted.kind == "tmpfs" && wanted.options.iter().any(|word| word == NO_SWAP)
+    };
+    let mut configured = passed.spec.iter().flat_map(|spec| &spec.mounts);
+    (asked && !passed.grants_here(number::SYS_ADMIN) && !configured.any(is_wanted)).then(|| {
+        "the option noswap keeps its memory from being swapped out, and CAP_SYS_ADMIN is not given"
+            .to_owned()
+    })
 }
 
 /// The places and flags of the mounts in the configuration that fit.
@@ -453,6 +470,25 @@ pub(crate) mod tests {
     /// One of these at a place, and what of it is there.
     pub(crate) fn placed(name: &str, at: &str, root: &str, flags: u32) -> Mount {
         Mount { at: at.into(), root: root.into(), flags, ..fs(name, "") }
+    }
+
+    /// Memory that cannot be swapped out is asked for as locked memory is.
+    #[test]
+    fn memory_stays_only_where_the_configuration_has_it_so() {
+        let why = |options: &str, spec: Option<&str>| {
+            let spec = spec.map(|spec| Spec::parse(spec.as_bytes()).unwrap().unwrap());
+            let passed = Passed { spec, ..Passed::default() };
+            wider(&Mount { at: "/x".into(), ..fs("tmpfs", options) }, &passed)
+        };
+        let given = r#"{"ociVersion": "1.0.2", "mounts": [
+            {"destination": "/y", "type": "tmpfs", "source": "tmpfs", "options": ["noswap"]}]}"#;
+        assert_eq!(why("size=4k,noswap", Some(given)), None);
+        for spec in [None, Some(r#"{"ociVersion": "1.0.2"}"#)] {
+            assert_eq!(why("size=4k", spec), None, "{spec:?}");
+            assert!(why("size=4k,noswap", spec).unwrap().contains("noswap"), "{spec:?}");
+        }
+        let all = Passed { capabilities: crate::Capabilities(u64::MAX), ..Passed::default() };
+        assert_eq!(wider(&fs("tmpfs", "noswap"), &all), None);
     }
 
     /// File systems of the kernel are where the configuration has them, and show there what they show in
