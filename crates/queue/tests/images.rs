@@ -5,7 +5,9 @@
 
 mod common;
 
+use std::fs::Permissions;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -206,6 +208,36 @@ fn checkpoints_that_only_protect_make_room() {
     daemon.wait_for(runs, "done");
     daemon.ok(&["resume", &sleeps.to_string()]);
     whole(&daemon, sleeps, 20);
+}
+
+/// A job may have any number of files of its own, in each of its checkpoints.
+#[test]
+fn what_is_removed_holds_nobody_up() {
+    let bin = tempfile::tempdir().unwrap();
+    let (may_begin, gave_up) = (bin.path().join("may-begin"), bin.path().join("gave-up"));
+    let script = format!(
+        "#!/bin/sh\nPATH=/usr/bin:/bin\nfor i in $(seq 1200); do\n[ -e {} ] && exec rm \"$@\"\nsleep 0.05\ndone\n\
+         touch {}\n",
+        may_begin.display(),
+        gave_up.display()
+    );
+    std::fs::write(bin.path().join("rm"), script).unwrap();
+    std::fs::set_permissions(bin.path().join("rm"), Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", bin.path().display(), std::env::var("PATH").unwrap());
+    let config = json!({ "shortest_interval": 200, "mean_time_between_failures": 500 });
+    let daemon = Daemon::in_environment(&config, &[], &[("PATH", path)]);
+    let id = daemon.submit(&["--class", "batch"], &common::words(&holder(&daemon, 4, 10)));
+    let is_removing = || {
+        let names = std::fs::read_dir(daemon.data().join(format!("jobs/{id}"))).unwrap();
+        let mut names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.any(|name| name.starts_with("gone") || name.starts_with("checkpoint-"))
+    };
+    until("one is on disk", || (!events(&daemon, id, "durable").is_empty()).then_some(()));
+    daemon.ok(&["cancel", &id.to_string()]);
+    daemon.wait_for(id, "cancelled");
+    assert!(is_removing() && !gave_up.exists(), "somebody has waited for it");
+    std::fs::write(may_begin, "").unwrap();
+    until("all is removed", || (!is_removing()).then_some(()));
 }
 
 /// Without a limit of their own they leave the disk to what needs it.

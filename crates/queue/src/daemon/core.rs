@@ -7,6 +7,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
 
 use serde_json::{Value, json};
 use torpor_worker::tell;
@@ -14,6 +15,7 @@ use torpor_worker::tell;
 use super::compared::Compared;
 use super::config::Config;
 use super::depot::Depot;
+use super::disk::{self, Gone};
 use super::kept::{Refused, Totals, WITHDRAWN, Withdrawal, kept_with};
 use super::peaks::Peaks;
 use super::record::{Ahead, Place, Preparation, Record};
@@ -104,6 +106,8 @@ pub(super) struct Core {
     unmet: BTreeMap<JobId, (Place, Millis)>,
     /// Jobs that are being saved while they run.
     pub(super) saving: BTreeSet<JobId>,
+    /// How many removals go on of what was taken away.
+    pub(super) clearing: usize,
     /// Jobs that will have to give way once others have ended.
     pub(super) expected: BTreeSet<JobId>,
     /// How far jobs are prepared to which others give way.
@@ -202,6 +206,7 @@ impl Core {
             forgotten,
             unmet: BTreeMap::new(),
             saving: BTreeSet::new(),
+            clearing: 0,
             expected: BTreeSet::new(),
             preparations: BTreeMap::new(),
             last_save: BTreeMap::new(),
@@ -468,20 +473,29 @@ impl Core {
         self.count_stored();
         self.keep_facts();
         let dir = self.dir(id);
-        super::disk::remove_all(&dir);
+        let gone = disk::take_all(&dir);
         if let Some(asleep) = asleep {
             asleep.discard(self.names(id));
         }
         let lost = self.jobs.get(&id).and_then(|record| record.note.as_deref());
-        if !lost.is_some_and(|note| note.starts_with(LOST)) {
-            let dir = dir.clone();
-            // Nobody waits for that.
-            std::thread::spawn(move || super::disk::remove_own(&dir));
-        }
+        let is_lost = lost.is_some_and(|note| note.starts_with(LOST));
+        self.clear(if is_lost { gone } else { gone.and(disk::own(&dir)) });
         shepherd::cgroups(&dir).remove();
         // Followers look for it instead of asking all the time.
         let _ = std::fs::write(dir.path().join("ended"), "");
         self.end_dependents(id);
+    }
+
+    /// Removes what was taken away. Nobody waits for that but who [makes room](Self::make_room).
+    pub(super) fn clear(&mut self, gone: Gone) {
+        let Some(queue) = self.queue.upgrade().filter(|_| !gone.is_empty()) else {
+            return gone.remove();
+        };
+        self.clearing += 1;
+        thread::spawn(move || {
+            gone.remove();
+            queue.lock().clearing -= 1;
+        });
     }
 
     /// A job is over for a cause that is not its own.

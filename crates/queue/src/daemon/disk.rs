@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use torpor_worker::tell;
 
@@ -14,8 +15,31 @@ use crate::shepherd::OWN;
 use crate::shepherd::checkpoint::{self, chain, numbers};
 use crate::shepherd::digests;
 
-/// Where checkpoints are removed.
+/// With this the names of checkpoints begin that are being removed.
 const GONE: &str = "gone";
+
+/// What was taken away of a job's directory, and is to be removed. That takes as long as a job likes that has files of its own.
+#[derive(Debug, Default)]
+#[must_use]
+pub(super) struct Gone(Vec<PathBuf>);
+
+impl Gone {
+    /// Removes it. What cannot be removed goes when the job ends, or when the next daemon begins.
+    pub(super) fn remove(self) {
+        let _ = files::remove_trees(&self.0);
+    }
+
+    /// With what else is to be removed.
+    pub(super) fn and(mut self, other: Self) -> Self {
+        self.0.extend(other.0);
+        self
+    }
+
+    /// Whether there is nothing to remove.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
 
 /// The number of the newest checkpoint that is on stable storage.
 #[must_use]
@@ -24,48 +48,56 @@ pub(super) fn newest(dir: &JobDir) -> Option<u64> {
     numbers(dir).into_iter().filter(whole).max()
 }
 
-/// Removes all checkpoints but `keep`, those that it builds on, and those that are newer.
-pub(super) fn keep_only(dir: &JobDir, keep: u64) {
+/// Takes all checkpoints away but `keep`, those that it builds on, and those that are newer.
+pub(super) fn keep_only(dir: &JobDir, keep: u64) -> Gone {
     let needed = chain(dir, keep);
-    for seq in numbers(dir) {
-        if seq < keep && !needed.contains(&seq) {
-            remove(dir, seq);
-        }
-    }
+    let is_old = |&seq: &u64| seq < keep && !needed.contains(&seq);
+    take_away(dir, &numbers(dir).into_iter().filter(is_old).collect::<Vec<_>>())
 }
 
-/// Removes a checkpoint, and those that build on it.
-pub(super) fn remove_with(dir: &JobDir, seq: u64) {
-    let useless = numbers(dir).into_iter().filter(|&number| chain(dir, number).contains(&seq));
-    useless.collect::<Vec<_>>().into_iter().for_each(|number| remove(dir, number));
+/// Takes a checkpoint away, and those that build on it.
+pub(super) fn take_with(dir: &JobDir, seq: u64) -> Gone {
+    let is_useless = |&number: &u64| chain(dir, number).contains(&seq);
+    take_away(dir, &numbers(dir).into_iter().filter(is_useless).collect::<Vec<_>>())
 }
 
-/// Removes all checkpoints.
-pub(super) fn remove_all(dir: &JobDir) {
-    numbers(dir).into_iter().for_each(|seq| remove(dir, seq));
+/// Takes all checkpoints away.
+pub(super) fn take_all(dir: &JobDir) -> Gone {
+    take_away(dir, &numbers(dir))
 }
 
-/// Removes the files of a job that is over, but for what it has written and what is known of it.
-pub(super) fn remove_own(dir: &JobDir) {
-    let is_own = |entry: &fs::DirEntry| {
-        let name = entry.file_name();
-        let own = OWN.iter().chain(&["overlay", GONE, files::COPYING]).any(|own| name == *own);
-        own || name.as_encoded_bytes().starts_with(b"ready")
-    };
+/// The files of a job that is over, but for what it has written and what is known of it.
+pub(super) fn own(dir: &JobDir) -> Gone {
+    entries(dir, |name| {
+        let own = OWN.iter().chain(&["overlay", files::COPYING]).any(|own| name == own.as_bytes());
+        own || name.starts_with(b"ready") || name.starts_with(GONE.as_bytes())
+    })
+}
+
+/// What was taken away, and not removed by the daemon that did it.
+pub(super) fn left_over(dir: &JobDir) -> Gone {
+    entries(dir, |name| name.starts_with(GONE.as_bytes()))
+}
+
+/// What has such a name in a job's directory.
+fn entries(dir: &JobDir, is_meant: impl Fn(&[u8]) -> bool) -> Gone {
     let entries = fs::read_dir(dir.path()).into_iter().flatten().flatten();
-    let own: Vec<PathBuf> = entries.filter(is_own).map(|entry| entry.path()).collect();
-    // What cannot be removed does no harm.
-    let _ = files::remove_trees(&own);
+    let meant = entries.filter(|entry| is_meant(entry.file_name().as_encoded_bytes()));
+    Gone(meant.map(|entry| entry.path()).collect())
 }
 
-/// Takes a checkpoint away at once, and then removes it: somebody may still be writing to it.
-fn remove(dir: &JobDir, seq: u64) {
-    let gone = dir.path().join(GONE);
-    // What cannot be removed now is removed with the next one.
-    let _ = files::remove_trees(&[&gone]);
-    let place = dir.checkpoint(seq);
-    let moved = fs::rename(&place, &gone).is_ok();
-    let _ = files::remove_trees(&[if moved { gone } else { place }]);
+/// Takes checkpoints away at once: somebody may still be writing to them, and wait for none of it to be removed.
+fn take_away(dir: &JobDir, checkpoints: &[u64]) -> Gone {
+    static TAKEN: AtomicU64 = AtomicU64::new(0);
+    let take = |&seq: &u64| {
+        // Names that nothing has which was taken away before.
+        let number = TAKEN.fetch_add(1, Ordering::Relaxed);
+        let gone = dir.path().join(format!("{GONE}-{}-{number}", files::now()));
+        let place = dir.checkpoint(seq);
+        // What cannot be taken away, on a full disk, is removed where it is.
+        if fs::rename(&place, &gone).is_ok() { gone } else { place }
+    };
+    Gone(checkpoints.iter().map(take).collect())
 }
 
 /// Bytes that all checkpoints of a job take. A file that several of them share counts once.
@@ -215,7 +247,7 @@ mod tests {
             for _ in 0..500 {
                 fs::create_dir(dir.checkpoint(1)).unwrap();
                 fs::write(dir.checkpoint(1).join("image"), "").unwrap();
-                remove(&dir, 1);
+                take_away(&dir, &[1]).remove();
                 assert!(!dir.checkpoint(1).exists());
             }
             over.store(true, Ordering::Release);

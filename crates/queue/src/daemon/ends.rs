@@ -217,7 +217,8 @@ impl Core {
         record.kept.clear();
         record.base = lengths;
         self.dirt.remove(&id);
-        disk::remove_all(&self.dir(id));
+        let gone = disk::take_all(&self.dir(id));
+        self.clear(gone);
         self.count_stored();
     }
 

@@ -78,6 +78,9 @@ fn receive(queue: &Arc<Queue>, key: &str, body: &mut dyn Read) -> io::Result<Job
 /// # Errors
 /// If it is not to come any more, or cannot be kept.
 pub(super) fn adopt(queue: &Queue, key: &str, from: Record, place: &Path) -> io::Result<JobId> {
+    // Nobody waits for that: its own files are as many as it likes.
+    let image_bytes = disk::bytes(&JobDir::at(place.to_owned()));
+    let from = Record { image_bytes, ..from };
     let adopted = queue.change(|core| core.adopt(key, from, place));
     if adopted.is_err() {
         let _ = files::remove_trees(&[place]);
@@ -133,9 +136,9 @@ impl Core {
         Ok(known.filter(|id| self.jobs.get(id).is_some_and(|record| !record.arriving)))
     }
 
-    /// Keeps a job whose files are all here.
+    /// Keeps a job whose files are all here, and take as much as it says.
     pub(super) fn adopt(&mut self, key: &str, from: Record, place: &Path) -> io::Result<JobId> {
-        let now = files::now();
+        let (now, image_bytes) = (files::now(), from.image_bytes);
         if self.unwanted.contains(key) {
             return Err(io::Error::other("it is not to come any more"));
         }
@@ -168,7 +171,7 @@ impl Core {
                 // What cannot be noted now is when the job runs.
                 let _ = pump::note_nothing_fed(&dir);
             }
-            record.image_bytes = disk::bytes(&dir);
+            record.image_bytes = image_bytes;
             record.place = if record.durable.is_some() { Place::Asleep } else { Place::Queued };
         }
         self.save(id, Some(("arrived", json!({}))));

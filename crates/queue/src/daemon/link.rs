@@ -12,6 +12,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::core::Queue;
+use super::disk;
 use crate::container::{self, Container};
 use crate::files::{self, JobDir};
 use crate::scheduler::JobId;
@@ -89,6 +90,10 @@ impl Run {
             self.listen(queue, &stream);
         }
         let ending = self.last_word();
+        if ending.is_none() && queue.lock().counts(self.job, self.run) {
+            // All that it has saved is read, however long that takes. Nobody waits for it.
+            disk::adopt(&self.dir);
+        }
         queue.change(|core| core.run_over(self.job, self.run, ending));
     }
 

@@ -194,7 +194,8 @@ impl Core {
         self.count_stored();
         // What it was made from was kept for it.
         if let Some(durable) = self.jobs.get(&id).and_then(|record| record.durable) {
-            disk::keep_only(&self.dir(id), durable);
+            let gone = disk::keep_only(&self.dir(id), durable);
+            self.clear(gone);
         }
         self.save(id, Some(event));
     }
@@ -249,12 +250,14 @@ impl Core {
         self.save(id, Some(("fetching", json!({}))));
         thread::spawn(move || {
             let came = place.get(&name, |_| identity, |job, files| import::unpack(job, files, &to));
-            let came = came.map(|(_, pieces)| pieces).map_err(|e| e.to_string());
+            let came = came.map(|(_, pieces)| (pieces, disk::bytes(&JobDir::at(to.clone()))));
+            let came = came.map_err(|e| e.to_string());
             queue.change(|core| core.fetched(id, &to, came));
         });
     }
 
-    fn fetched(&mut self, id: JobId, from: &Path, came: Result<Pieces, String>) {
+    /// A checkpoint has come to `from`, which takes so many bytes; or has not.
+    fn fetched(&mut self, id: JobId, from: &Path, came: Result<(Pieces, u64), String>) {
         self.depot.fetches.remove(&id);
         let dir = self.dir(id);
         let Some(record) = self.jobs.get(&id).filter(|job| job.place != Place::Ended) else {
@@ -263,16 +266,15 @@ impl Core {
             return;
         };
         let seq = record.durable;
-        let came = came.and_then(|pieces| {
+        let came = came.and_then(|came| {
             disk::put_back(from, &dir).map_err(|e| format!("put its files in place: {e}"))?;
             match disk::newest(&dir) >= seq {
-                true => Ok(pieces),
+                true => Ok(came),
                 false => Err("it is another one than it should be".to_owned()),
             }
         });
         match came {
-            Ok(pieces) => {
-                let bytes = disk::bytes(&dir);
+            Ok((pieces, bytes)) => {
                 if let Some(record) = self.jobs.get_mut(&id) {
                     (record.only_stored, record.image_bytes) = (false, bytes);
                 }

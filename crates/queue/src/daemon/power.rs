@@ -222,7 +222,7 @@ impl PoweredMachine {
         match self.random.below(8) {
             0 => self.cut(),
             1 => {
-                super::disk::keep_only(&dir, seq);
+                super::disk::keep_only(&dir, seq).remove();
                 self.cut();
             }
             _ => self.core.report(id, run, Report::Durable { seq }),

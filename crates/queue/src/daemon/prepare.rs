@@ -90,7 +90,7 @@ impl Core {
         let Some(record) = self.jobs.get_mut(&id).filter(|job| job.place == Place::Queued) else {
             // It was told to end, and what it left is removed already.
             if self.jobs.get(&id).is_some_and(|job| job.place == Place::Ended) {
-                thread::spawn(move || disk::remove_own(&dir));
+                thread::spawn(move || disk::own(&dir).remove());
             }
             return;
         };

@@ -9,7 +9,7 @@ use torpor_worker::tell;
 
 use super::config::Retention;
 use super::core::{Core, NotTaken};
-use super::disk;
+use super::disk::{self, Gone};
 use super::kept::kept_with;
 use super::record::{Place, Record};
 use crate::files;
@@ -151,6 +151,7 @@ impl Core {
     /// on no stable storage, and its disk may have failed since, and come back. Of those that are over go the checkpoints, which
     /// it may not have come to. What one of an earlier version has let others read they cannot any more.
     pub(super) fn sweep(&self) {
+        let mut gone = Gone::default();
         for entry in fs::read_dir(self.data.join("jobs")).into_iter().flatten().flatten() {
             let id = entry.file_name().to_str().and_then(|name| name.parse::<JobId>().ok());
             let Some(id) = id else { continue };
@@ -161,10 +162,13 @@ impl Core {
             let dir = self.dir(id);
             dir.hide();
             match job.place {
-                Place::Ended => disk::remove_all(&dir),
+                Place::Ended => disk::take_all(&dir).remove(),
                 _ => shepherd::unprepare(&dir),
             }
+            gone = gone.and(disk::left_over(&dir));
         }
+        // It may be much, and nobody waits for it.
+        thread::spawn(move || gone.remove());
     }
 }
 

@@ -1,6 +1,7 @@
 //! What shepherds tell, and what that means for their jobs.
 
 use std::os::unix::net::UnixStream;
+use std::thread;
 
 use serde_json::json;
 
@@ -222,15 +223,40 @@ impl Core {
             // Its news was overtaken, or it was removed.
             return;
         }
-        disk::keep_only(&dir, self.oldest_needed(id, seq));
+        let gone = disk::keep_only(&dir, self.oldest_needed(id, seq));
         let there = checkpoint::numbers(&dir);
         if let Some(record) = self.jobs.get_mut(&id) {
             record.kept.retain(|kept| there.contains(&kept.seq));
             record.durable = Some(seq);
             record.only_stored = false;
-            record.image_bytes = disk::bytes(&dir);
         }
         self.save(id, Some(("durable", json!({ "seq": seq }))));
+        self.clear(gone);
+        self.count(id, seq);
+    }
+
+    /// Counts what the checkpoints of a job take on disk, of which this is the newest. Nobody waits for that: its own files in
+    /// them are as many as it likes.
+    fn count(&mut self, id: JobId, seq: u64) {
+        let dir = self.dir(id);
+        let Some(queue) = self.queue.upgrade() else {
+            return self.counted(id, seq, disk::bytes(&dir));
+        };
+        thread::spawn(move || {
+            let bytes = disk::bytes(&dir);
+            queue.change(|core| core.counted(id, seq, bytes));
+        });
+    }
+
+    /// Notes what they take, if there is no newer one, and they were not given up.
+    fn counted(&mut self, id: JobId, seq: u64, bytes: u64) {
+        let counts = |job: &&mut Record| {
+            job.durable == Some(seq) && !job.only_stored && job.image_bytes != bytes
+        };
+        if let Some(record) = self.jobs.get_mut(&id).filter(counts) {
+            record.image_bytes = bytes;
+            self.save(id, None);
+        }
     }
 
     /// A job could not give way as it was told to, or be saved: it goes on.
@@ -298,7 +324,8 @@ impl Core {
         }
         self.save(id, Some(("damaged", json!({ "seq": damage.seq, "why": damage.text }))));
         let asleep = self.put_aside_if_useless(id, damage.seq);
-        disk::remove_with(&self.dir(id), damage.seq);
+        let gone = disk::take_with(&self.dir(id), damage.seq);
+        self.clear(gone);
         self.order(id, &Order::Kill);
         self.fall_back(id, &damage.text);
         let begins_again = self.jobs.get(&id).is_some_and(|record| record.place == Place::Queued);

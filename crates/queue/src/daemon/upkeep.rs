@@ -40,9 +40,10 @@ impl Core {
 
     /// Gives up checkpoints on disk until all of them take no more than they may: those that are
     /// in the object store as well, then those that are there only because the machine might
-    /// fail, the largest of each first. Those that jobs sleep in and that are nowhere else stay.
+    /// fail, the largest of each first. Those that jobs sleep in and that are nowhere else stay. As long as something is
+    /// being removed nobody knows how much is free then.
     fn make_room(&mut self) {
-        while self.lacks_room() {
+        while self.clearing == 0 && self.lacks_room() {
             let spare = self.jobs.values().filter(|job| {
                 let busy = self.saving.contains(&job.id)
                     || self.is_storing(job.id)
@@ -56,7 +57,7 @@ impl Core {
             let Some(id) = spare.max_by_key(cheapest).map(|job| job.id) else {
                 return;
             };
-            disk::remove_all(&self.dir(id));
+            let gone = disk::take_all(&self.dir(id));
             let mut bytes = 0;
             if let Some(record) = self.jobs.get_mut(&id) {
                 bytes = record.image_bytes;
@@ -70,6 +71,7 @@ impl Core {
             }
             self.dirt.remove(&id);
             self.save(id, Some(("evicted", json!({ "bytes": bytes }))));
+            self.clear(gone);
         }
     }
 
