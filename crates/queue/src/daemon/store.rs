@@ -55,6 +55,10 @@ pub(super) struct Event {
     pub data: serde_json::Value,
 }
 
+/// So many events of a job are kept, the newest, and the last by which it is known that it has run here: whoever has a job may
+/// have something happen to it as often as they like.
+pub(super) const MOST_EVENTS: u32 = 1000;
+
 /// What happens to a job only if it runs here.
 pub(super) const RAN: [&str; 3] = ["resumed", "started", "running"];
 
@@ -101,6 +105,7 @@ const TABLES: &str = "
         seq INTEGER PRIMARY KEY AUTOINCREMENT, at INTEGER NOT NULL, job INTEGER NOT NULL,
         run INTEGER NOT NULL, kind TEXT NOT NULL, data TEXT NOT NULL);
     CREATE INDEX IF NOT EXISTS events_of_job ON events (job, seq);
+    CREATE TABLE IF NOT EXISTS dropped (job INTEGER PRIMARY KEY, events INTEGER NOT NULL);
     CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
     CREATE TABLE IF NOT EXISTS refusals (
         owner TEXT NOT NULL, project TEXT NOT NULL, kind TEXT NOT NULL, at INTEGER NOT NULL,
@@ -262,6 +267,7 @@ impl Store {
             for &id in ids {
                 let id = i64::try_from(id).unwrap_or(i64::MAX);
                 change.execute("DELETE FROM events WHERE job = ?1", [id])?;
+                change.execute("DELETE FROM dropped WHERE job = ?1", [id])?;
                 change.execute("DELETE FROM keys WHERE job = ?1", [id])?;
                 change.execute("DELETE FROM jobs WHERE id = ?1", [id])?;
             }
@@ -291,7 +297,7 @@ impl Store {
         read_events(query.query(params![seq, job, most])?)
     }
 
-    /// The newest events of a job, at most `most`, and how many there were before those.
+    /// The newest events of a job, at most `most`, and how many there were before those, kept or not.
     ///
     /// # Errors
     /// If the database cannot be read, or an event in it is damaged.
@@ -301,7 +307,8 @@ impl Store {
         most: u32,
     ) -> Result<(Vec<Event>, u64), StoreError> {
         let job = i64::try_from(job).unwrap_or(i64::MAX);
-        let count = "SELECT count(*) FROM events WHERE job = ?1";
+        let count = "SELECT (SELECT count(*) FROM events WHERE job = ?1)
+                     + coalesce((SELECT events FROM dropped WHERE job = ?1), 0)";
         let count: i64 = self.db.query_row(count, [job], |row| row.get(0))?;
         let mut query = self.db.prepare(
             "SELECT seq, at, job, run, kind, data FROM events
@@ -443,6 +450,22 @@ fn insert(
     let id = i64::try_from(record.id).unwrap_or(i64::MAX);
     let sql = "INSERT INTO events (at, job, run, kind, data) VALUES (?1, ?2, ?3, ?4, ?5)";
     change.execute(sql, params![now, id, run, kind, data.to_string()])?;
+    drop_old_events(change, id)
+}
+
+/// Drops the events of a job that are too many, and counts them.
+fn drop_old_events(change: &rusqlite::Transaction<'_>, job: i64) -> Result<(), StoreError> {
+    let [a, b, c] = RAN;
+    let sql = "DELETE FROM events WHERE job = ?1
+               AND seq <= (SELECT seq FROM events WHERE job = ?1 ORDER BY seq DESC LIMIT 1 OFFSET ?2)
+               AND seq <> coalesce(
+                   (SELECT max(seq) FROM events WHERE job = ?1 AND kind IN (?3, ?4, ?5)), 0)";
+    let dropped = change.execute(sql, params![job, MOST_EVENTS, a, b, c])?;
+    if dropped > 0 {
+        let sql = "INSERT INTO dropped (job, events) VALUES (?1, ?2)
+                   ON CONFLICT (job) DO UPDATE SET events = events + ?2";
+        change.execute(sql, params![job, i64::try_from(dropped).unwrap_or(0)])?;
+    }
     Ok(())
 }
 
@@ -479,6 +502,40 @@ mod tests {
         assert_eq!((newest(5).0.len(), newest(100).1), (5, 0));
         let has_run = |id| store.has_happened(id, RAN).unwrap();
         assert_eq!((has_run(job.id), has_run(other.id)), (true, false));
+    }
+
+    /// Whoever lets a job give way and resumes it, again and again, would fill the disk for all.
+    #[test]
+    fn old_events_of_a_job_are_dropped_and_counted() {
+        use crate::spec::Spec;
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("queue.db")).unwrap();
+        let [job, other] =
+            [(); 2].map(|()| store.add(None, 0, |id| Record::new(id, Spec::default(), 0)).unwrap());
+        let add = |job: &Record, kind: &str, count: u32| {
+            store.db.execute_batch("PRAGMA synchronous = OFF").unwrap();
+            for _ in 0..count {
+                let event = Some((kind, serde_json::json!({})));
+                store.save(job, 1, event, Along::default()).unwrap();
+            }
+        };
+        add(&other, "held", 5);
+        add(&job, "running", 2);
+        add(&job, "held", MOST_EVENTS + 7);
+        let kept = store.events(Some(job.id), 0, u32::MAX).unwrap();
+        let kinds: Vec<&str> = kept.iter().map(|event| event.kind.as_str()).collect();
+        // That it has run is known, and by the last word of that.
+        assert_eq!(
+            (kinds.len(), kinds[0], kinds[1]),
+            (MOST_EVENTS as usize + 1, "running", "held")
+        );
+        assert!(store.has_happened(job.id, RAN).unwrap());
+        // With that it was submitted, and that it has run.
+        let (newest, earlier) = store.newest_events(job.id, 10).unwrap();
+        assert_eq!((newest.len(), earlier), (10, u64::from(MOST_EVENTS) + 7 + 3 - 10));
+        assert_eq!(store.newest_events(other.id, 10).unwrap().0.len(), 6);
+        store.forget(&[job.id], &Totals::default(), None).unwrap();
+        assert_eq!(store.newest_events(job.id, 10).unwrap(), (Vec::new(), 0));
     }
 
     /// What is found if nothing of the log is.

@@ -4,13 +4,10 @@ use serde_json::{Map, Value, json};
 
 use super::core::Core;
 use super::record::{Place, Record};
-use super::store::RAN;
+use super::store::{MOST_EVENTS, RAN};
 use crate::files;
 use crate::scheduler::{JobId, Millis, Reason};
 use crate::shepherd::{self, message::Exit};
-
-/// Events of one job that are told at most, the newest.
-const MOST_EVENTS: u32 = 1000;
 
 /// A time that is left, as people say it.
 fn in_words(left: Millis) -> String {
