@@ -55,7 +55,7 @@ pub(super) fn handle(queue: &Arc<Queue>, who: &Identity, request: &Request) -> R
         ("GET", ["metrics"]) => Response::text("text/plain; version=0.0.4", queue.lock().metrics()),
         ("POST", ["v1", "jobs"]) => submit(queue, who, request),
         ("GET", ["v1", "jobs"]) => list(&queue.lock(), who),
-        ("GET", ["v1", "machine"]) => Response::json(&queue.lock().machine(|owner| who.may(owner))),
+        ("GET", ["v1", "machine"]) => Response::json(&queue.lock().machine(who)),
         ("GET", ["v1", "events"]) => events(queue, who, request),
         ("GET", ["v1", "pool", name]) => admin(who, || {
             let after = request.number("after").unwrap_or(0);
@@ -79,7 +79,7 @@ pub(super) fn handle(queue: &Arc<Queue>, who: &Identity, request: &Request) -> R
             Response::json(&queue.lock().refusals_of(|owner| who.may(owner)))
         }
         ("DELETE", ["v1", "refusals"]) => lift_refusal(queue, who, request),
-        ("GET", ["v1", "quotas"]) => Response::json(&json!(queue.lock().config.rules.quotas)),
+        ("GET", ["v1", "quotas"]) => Response::json(&json!(queue.lock().seen_by(who).0.quotas)),
         // The names of projects have slashes in them.
         ("PUT", ["v1", "quotas", name @ ..]) => {
             admin(who, || set_quota(queue, &name.join("/"), request))

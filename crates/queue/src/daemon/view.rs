@@ -1,12 +1,16 @@
 //! Jobs as clients see them.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value, json};
 
+use super::access::Identity;
 use super::core::Core;
 use super::record::{Place, Record};
 use super::store::{MOST_EVENTS, RAN};
 use crate::files;
-use crate::scheduler::{JobId, Millis, Reason};
+use crate::scheduler::share::{self, Usage};
+use crate::scheduler::{JobId, Millis, Reason, Rules};
 use crate::shepherd::{self, message::Exit};
 
 /// A time that is left, as people say it.
@@ -119,10 +123,36 @@ impl Core {
         }
     }
 
-    /// The machine and what happens on it; of jobs, those that may be seen.
+    /// The rules, and what was used by them. Who is no administrator sees what is said of the own name, and of projects that
+    /// have used something under it or have jobs under it.
     #[must_use]
-    pub(super) fn machine(&self, may_see: impl Fn(&str) -> bool) -> Value {
+    pub(super) fn seen_by(&self, who: &Identity) -> (Rules, Usage) {
+        let (mut rules, mut usage) = (self.config.rules.clone(), self.usage.clone());
+        if who.admin {
+            return (rules, usage);
+        }
+        usage.owners.retain(|name, _| who.may(share::of_owner(name).1));
+        let used = usage.owners.keys().map(|name| share::of_owner(name).0);
+        let own = self.jobs.values().filter(|job| who.may(&job.spec.owner));
+        let projects = used.chain(own.map(|job| job.spec.project.as_str()));
+        let projects: BTreeSet<String> =
+            projects.flat_map(share::lineage).map(str::to_owned).collect();
+        usage.projects.retain(|name, _| projects.contains(name));
+        rules.shares.projects.retain(|name, _| projects.contains(name));
+        rules.shares.owners.retain(|name, _| who.may(name));
+        rules.quotas.retain(|name, _| match name.split_once(':') {
+            Some(("owner", owner)) => who.may(owner),
+            other => other.is_some_and(|(_, project)| projects.contains(project)),
+        });
+        (rules, usage)
+    }
+
+    /// The machine and what happens on it, as far as this one may see it.
+    #[must_use]
+    pub(super) fn machine(&self, who: &Identity) -> Value {
         let now = files::now();
+        let may_see = |owner: &str| who.may(owner);
+        let (rules, usage) = self.seen_by(who);
         let live = self.jobs.values().filter(|job| job.place != Place::Ended);
         let running: Vec<Value> = live
             .filter(|job| job.place.holds_slots() && may_see(&job.spec.owner))
@@ -161,8 +191,8 @@ impl Core {
             "leaving": self.jobs.values().filter(|job| self.is_leaving(job)).count(),
             "processor": super::pool::processor(),
             "pool": self.config.pool.keys().collect::<Vec<_>>(),
-            "usage": self.usage,
-            "rules": self.config.rules,
+            "usage": usage,
+            "rules": rules,
             "refusals": refusals,
             "trouble": self.trouble,
             "running": running,
@@ -209,6 +239,33 @@ mod tests {
         assert_eq!(copying(&core), json!({ "what": "input", "bytes": 1000, "files": 7 }));
         core.end(id, Exit::Code(0), None);
         assert_eq!(copying(&core), Value::Null);
+    }
+
+    /// The names of others, and how much they use, are nothing that owners need to know.
+    #[test]
+    fn who_is_no_administrator_sees_what_is_theirs() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("jobs")).unwrap();
+        let mut config = Config::default();
+        for (owner, project) in [("ann", "kernel"), ("bob", "docs")] {
+            let quotas = [format!("owner:{owner}"), format!("project:{project}")];
+            config.rules.quotas.extend(quotas.map(|name| (name, share::Quota::default())));
+            config.rules.shares.owners.insert(owner.to_owned(), 2.0);
+            config.rules.shares.projects.insert(project.to_owned(), 2.0);
+        }
+        let mut core = Core::open(dir.path().to_owned(), config).unwrap();
+        core.usage.add("kernel/net", "ann", 1, 1000);
+        core.usage.add("docs", "bob", 1, 1000);
+        let owner = Some("ann".to_owned());
+        let ann = Identity { owner, user: None, admin: false, machine: false };
+        let seen = core.machine(&ann);
+        assert_eq!(seen["usage"]["owners"], json!({ "kernel/net/ann": 1.0 }));
+        assert_eq!(seen["usage"]["projects"], json!({ "kernel": 1.0, "kernel/net": 1.0 }));
+        let quotas: Vec<&String> = seen["rules"]["quotas"].as_object().unwrap().keys().collect();
+        assert_eq!(quotas, ["owner:ann", "project:kernel"]);
+        let is_told_of = |seen: &Value| ["bob", "docs"].map(|name| seen.to_string().contains(name));
+        assert_eq!(is_told_of(&seen), [false; 2], "{seen}");
+        assert_eq!(is_told_of(&core.machine(&Identity::of_machine())), [true; 2]);
     }
 
     #[test]

@@ -84,7 +84,7 @@ impl Usage {
         take_least(&mut self.projects);
         for (name, used) in take_least(&mut self.owners) {
             // What an owner has used in many projects counts for the owner's quota all the same.
-            let owner = name.rsplit_once('/').map_or(name.as_str(), |(_, owner)| owner);
+            let (_, owner) = of_owner(&name);
             *self.owners.entry(format!("/{owner}")).or_default() += used;
         }
         self.at = now;
@@ -147,8 +147,14 @@ pub fn compare(a: &[f64], b: &[f64]) -> Ordering {
     levels.find(|order| order.is_ne()).unwrap_or(Ordering::Equal)
 }
 
+/// The project and the owner of a name under which it stands what [owners have used](Usage::owners).
+#[must_use]
+pub(crate) fn of_owner(name: &str) -> (&str, &str) {
+    name.rsplit_once('/').unwrap_or(("", name))
+}
+
 /// The projects that a project lies in, from the outermost on, and itself.
-fn lineage(project: &str) -> impl Iterator<Item = &str> {
+pub(crate) fn lineage(project: &str) -> impl Iterator<Item = &str> {
     let ends = project.match_indices('/').map(|(end, _)| end).chain([project.len()]);
     ends.map(move |end| &project[..end])
 }
@@ -238,8 +244,7 @@ fn used_seconds(usage: &Usage, name: &str) -> f64 {
         return usage.projects.get(project).copied().unwrap_or(0.0);
     }
     let owner = name.trim_start_matches("owner:");
-    let of_owner = |key: &String| key.rsplit_once('/').is_some_and(|(_, name)| name == owner);
-    usage.owners.iter().filter(|(key, _)| of_owner(key)).map(|(_, used)| used).sum()
+    usage.owners.iter().filter(|(name, _)| of_owner(name).1 == owner).map(|(_, used)| used).sum()
 }
 
 #[cfg(test)]
