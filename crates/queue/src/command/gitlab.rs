@@ -64,7 +64,7 @@ enum Stage {
     Cleanup,
 }
 
-/// A CI variable of the job.
+/// A CI variable of the job, which the configuration of its project may set, whatever GitLab has put there.
 fn variable(name: &str) -> Option<String> {
     std::env::var(format!("CUSTOM_ENV_{name}")).ok()
 }
@@ -134,6 +134,9 @@ impl Gitlab {
         // Somebody waits for the small steps around a job's script: they are no long work.
         let long = stage.starts_with("step_") || stage == "build_script";
         let class = variable("TORPOR_CLASS").unwrap_or_else(|| self.class.clone());
+        let mut here = job_here()?;
+        // It proves who the driver is. Whoever may change the project may change the script.
+        here.env.retain(|(name, _)| name != "TORPOR_QUEUE_TOKEN");
         let spec = Spec {
             command: vec!["bash".to_owned(), script.display().to_string()],
             class: if long { class } else { "urgent".to_owned() },
@@ -144,7 +147,7 @@ impl Gitlab {
             kind: variable("CI_JOB_NAME")
                 .map(|name| if long { name } else { format!("{name} {stage}") }),
             wait: true,
-            ..job_here()?
+            ..here
         };
         let (id, _) = hand_in(&client, &spec, None).map_err(|outcome| outcome.text)?;
         let signals = wait::Signals::catch()?;

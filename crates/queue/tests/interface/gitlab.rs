@@ -131,6 +131,19 @@ fn a_job_that_the_queue_gives_up_is_a_system_failure() {
     assert!(!dir.path().join("exit").exists(), "the script has ended with nothing");
 }
 
+/// With it a script could do to all jobs what the driver may.
+#[test]
+fn a_script_does_not_get_the_token_of_the_driver() {
+    let daemon = Daemon::start(&[]);
+    let dir = tempfile::tempdir().unwrap();
+    let script = dir.path().join("script");
+    std::fs::write(&script, "echo ${TORPOR_QUEUE_TOKEN-none} $TORPOR_QUEUE").unwrap();
+    let mut driver = gitlab(&daemon, dir.path(), &["run", script.to_str().unwrap(), "step_one"]);
+    let output = driver.env("TORPOR_QUEUE_TOKEN", "a-token-of-the-driver").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(said, format!("none {}\n", daemon.address()), "{}", shown(&output));
+}
+
 #[test]
 fn a_driver_without_a_daemon_is_a_system_failure() {
     let mut daemon = Daemon::start(&[]);
