@@ -286,6 +286,9 @@ impl Core {
             spec.class.clone_from(&self.config.default_class);
         }
         spec.slots = spec.slots.max(1);
+        // Each decision looks for all of them, as often as they are named.
+        let mut first = BTreeSet::new();
+        spec.after.retain(|&id| first.insert(id));
         (spec.limits.usual_pids, spec.limits.usual_disk) = (None, None);
         spec.check().map_err(NotTaken::Senseless)?;
         // Who has a key is part of it, or others could take it first. Keys of other machines have no such byte.
@@ -643,6 +646,23 @@ mod tests {
         let kind = spec.kind();
         let id = core.submit(spec, None).unwrap();
         assert_eq!(core.jobs[&id].spec.kind, Some(kind));
+    }
+
+    /// A request may hold a million of them, and each decision looks for all.
+    #[test]
+    fn a_job_counts_once_that_another_is_to_run_after() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("jobs")).unwrap();
+        let mut core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
+        let mut submit = |after: &[JobId]| {
+            let command = vec!["x".to_owned()];
+            let spec = Spec { command, dir: "/".into(), after: after.to_vec(), ..Spec::default() };
+            core.submit(spec, Some(&format!("{after:?}"))).unwrap()
+        };
+        let [one, other] = [submit(&[]), submit(&[1])];
+        let id = submit(&[other, one, other, one, other]);
+        assert_eq!(submit(&[other, one, other, one, other]), id, "it is the same");
+        assert_eq!(core.jobs[&id].spec.after, [other, one]);
     }
 
     /// A daemon that was started anew may have another configuration, and the job may have taken its input.

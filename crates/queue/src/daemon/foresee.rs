@@ -1,6 +1,8 @@
 //! Who will have to give way once the jobs have ended that others are to run after. They are saved
 //! from time to time while they run, so that giving way then takes only what they have changed since.
 
+use std::collections::BTreeSet;
+
 use super::core::Core;
 use super::record::{Place, Record};
 use crate::preemption::Means;
@@ -9,17 +11,16 @@ use crate::scheduler::{self, Action, JobId, World};
 impl Core {
     /// Finds them.
     pub(super) fn foresee(&mut self, mut world: World) {
-        let announced: Vec<&Record> =
-            self.jobs.values().filter(|record| self.is_announced(record)).collect();
+        let announced = self.jobs.values().filter(|record| self.is_announced(record));
+        let announced: BTreeSet<JobId> = announced.map(|record| record.id).collect();
         if announced.is_empty() {
             return self.expected.clear();
         }
-        let first: Vec<JobId> = announced.iter().flat_map(|record| self.first(record)).collect();
+        let records = announced.iter().filter_map(|id| self.jobs.get(id));
+        let first: BTreeSet<JobId> = records.flat_map(|record| self.first(record)).collect();
         world.jobs.retain(|job| !first.contains(&job.id));
-        for job in &mut world.jobs {
-            if announced.iter().any(|record| record.id == job.id) {
-                job.held = None;
-            }
+        for job in world.jobs.iter_mut().filter(|job| announced.contains(&job.id)) {
+            job.held = None;
         }
         let victim = |action| match action {
             Action::GiveWay { job, price, .. } => (price.means == Means::Checkpoint).then_some(job),
@@ -29,29 +30,26 @@ impl Core {
     }
 
     /// The jobs that one which has not begun is to run after, and that have not ended well yet.
-    pub(super) fn first(&self, record: &Record) -> Vec<JobId> {
-        let has_begun = record.run > 0;
-        let pending =
-            |id: &&JobId| !has_begun && self.jobs.get(id).is_some_and(|job| !job.has_succeeded());
-        record.spec.after.iter().filter(pending).copied().collect()
+    pub(super) fn first(&self, record: &Record) -> impl Iterator<Item = JobId> {
+        let after: &[JobId] = if record.run > 0 { &[] } else { &record.spec.after };
+        let pending = move |id: &JobId| self.jobs.get(id).is_some_and(|job| !job.has_succeeded());
+        after.iter().copied().filter(pending)
     }
 
     /// Whether a job waits for nothing but others that are at work.
     fn is_announced(&self, record: &Record) -> bool {
-        let at_work = |id: &JobId| {
-            let place = self.jobs.get(id).map(|job| job.place);
+        let at_work = |id: JobId| {
+            let place = self.jobs.get(&id).map(|job| job.place);
             place.is_some_and(|place| place.holds_slots() || place == Place::Away)
         };
-        let first = self.first(record);
         let free = !record.held && record.destination.is_none();
-        record.place == Place::Queued && free && !first.is_empty() && first.iter().all(at_work)
+        let mut first = self.first(record).peekable();
+        record.place == Place::Queued && free && first.peek().is_some() && first.all(at_work)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::super::config::Config;
     use super::*;
     use crate::spec::Spec;

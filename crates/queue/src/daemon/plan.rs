@@ -156,7 +156,7 @@ impl Core {
             ));
         }
         if record.place == Place::Queued
-            && let Some(first) = self.first(record).first()
+            && let Some(first) = self.first(record).next()
         {
             return Some(format!("it runs after job {first}"));
         }

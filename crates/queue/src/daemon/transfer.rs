@@ -118,7 +118,7 @@ impl Core {
     /// Whether a job is on its way to another machine. One that is to run after others goes when these have ended.
     pub(super) fn is_leaving(&self, record: &Record) -> bool {
         let is_here = !matches!(record.place, Place::Ended | Place::Away);
-        let follows = record.place == Place::Queued && !self.first(record).is_empty();
+        let follows = record.place == Place::Queued && self.first(record).next().is_some();
         is_here && record.destination.is_some() && !follows
     }
 
@@ -151,7 +151,7 @@ impl Core {
         let ready = match record.place {
             Place::Away => true,
             // What it is to run after is known here.
-            Place::Queued => self.first(record).is_empty(),
+            Place::Queued => self.first(record).next().is_none(),
             Place::Asleep => record.durable.is_some() && (!record.shepherd || latest()),
             _ => false,
         };

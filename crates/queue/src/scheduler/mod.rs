@@ -347,6 +347,8 @@ pub fn decide(world: &World) -> Plan {
 struct Table<'w> {
     world: &'w World,
     plan: Plan,
+    /// Those that run.
+    running: Vec<&'w Job>,
     /// Slots that nobody has, or is promised.
     free: i64,
     /// Those of them that jobs have left to others, by these: a job that is due gets them no sooner.
@@ -382,6 +384,7 @@ impl<'w> Table<'w> {
         Self {
             world,
             plan: Plan::default(),
+            running: world.jobs.iter().filter(|job| job.phase == Phase::Running).collect(),
             free: i64::from(world.slots) - taken,
             kept: BTreeMap::new(),
             promised: world.jobs.iter().filter(leaving_now).collect(),
@@ -412,10 +415,12 @@ impl<'w> Table<'w> {
 
     /// Memory that is free for one that waits: who is due leaves what they need to those for whom slots are kept.
     fn memory_for(&self, candidate: &Candidate) -> u64 {
+        if !candidate.due || self.kept.is_empty() {
+            return self.memory_free;
+        }
         let jobs = self.world.jobs.iter().enumerate();
-        let others = jobs.filter(|(index, job)| {
-            candidate.due && *index != candidate.index && self.kept.contains_key(&job.id)
-        });
+        let others = jobs
+            .filter(|(index, job)| *index != candidate.index && self.kept.contains_key(&job.id));
         others
             .filter(|(_, job)| !job.in_memory)
             .fold(self.memory_free, |free, (_, job)| free.saturating_sub(job.memory_expected))
@@ -557,14 +562,15 @@ impl<'w> Table<'w> {
         missing: i64,
         passed: Option<Candidate>,
     ) -> Reason {
-        let search = victims::Search { missing, leaving: &self.leaving, not_of: passed.as_ref() };
+        let (running, leaving, not_of) = (&self.running, &self.leaving, passed.as_ref());
+        let search = victims::Search { missing, running, leaving, not_of };
         let memory_free = self.memory_for(candidate);
         let found = victims::find(self.world, candidate, &search, memory_free);
         self.times.extend(found.later);
         match (found.chosen, passed) {
             (Some(chosen), _) => {
                 let jobs = chosen.iter().map(|(id, _)| *id).collect();
-                let slots = |id: &JobId| self.world.jobs.iter().find(|j| j.id == *id);
+                let slots = |id: &JobId| self.running.iter().find(|job| job.id == *id);
                 let gained: i64 = chosen
                     .iter()
                     .filter_map(|(id, _)| slots(id))

@@ -11,6 +11,8 @@ use crate::preemption::{self, Means, Pressure, Price};
 pub(super) struct Search<'s> {
     /// How many slots they must have between them.
     pub missing: i64,
+    /// All that run. Those that wait may be very many, and this is done for each of them.
+    pub running: &'s [&'s Job],
     /// Those that have been told to go already.
     pub leaving: &'s [JobId],
     /// One that is due, and cannot have them itself.
@@ -37,11 +39,10 @@ pub(super) fn find(
     search: &Search<'_>,
     memory_free: u64,
 ) -> Victims {
-    let stays = |job: &&Job| job.phase == Phase::Running && !search.leaving.contains(&job.id);
-    let running = world.jobs.iter().filter(stays);
+    let running = search.running.iter().filter(|job| !search.leaving.contains(&job.id));
     let mut found = Victims::default();
     let mut able: Vec<(&Job, Price)> = Vec::new();
-    for job in running {
+    for &job in running {
         found.in_the_way.push(job.id);
         let price = may_have(world, candidate, job, memory_free);
         let is_of = |other: &&Candidate| may_have(world, other, job, memory_free).is_some();
