@@ -140,6 +140,20 @@ fn only_root_may_serve() {
 }
 
 /// Its daemon ignores some, as in the background of a script.
+/// Each run has a directory, and the disk would have no more of these for others.
+#[test]
+fn a_job_that_fails_again_and_again_leaves_little() {
+    let daemon = Daemon::start(&[]);
+    let id = daemon.submit(&["--retries", "5"], &["false"]);
+    daemon.wait_for(id, "failed");
+    assert_eq!(daemon.show(id)["failures"], 5);
+    let entries = std::fs::read_dir(daemon.data().join(format!("jobs/{id}"))).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut runs: Vec<String> = names.filter(|name| name.starts_with("run-")).collect();
+    runs.sort();
+    assert_eq!(runs, ["run-5", "run-6"]);
+}
+
 #[test]
 fn a_job_ignores_and_blocks_no_signals_by_itself() {
     let daemon = Daemon::start(&[]);

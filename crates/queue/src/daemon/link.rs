@@ -71,6 +71,8 @@ impl Run {
     fn make(&self, from: Option<u64>, base: [u64; 2]) -> io::Result<()> {
         // Two runs of a job at the same time would be two jobs.
         Run { run: self.run.saturating_sub(1), ..self.clone() }.wait_for_its_end();
+        // Nobody asks for the one before that. What fails is tried again as often as its owner likes.
+        let _ = files::remove_trees(&[self.dir.run(self.run.saturating_sub(2))]);
         let place = self.dir.run(self.run);
         // A lock needs no more than that a file can be read: nobody else may seem to be a shepherd.
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&place)?;
