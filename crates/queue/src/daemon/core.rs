@@ -18,7 +18,7 @@ use super::depot::Depot;
 use super::disk::{self, Gone};
 use super::kept::{Refused, Totals, WITHDRAWN, Withdrawal, kept_with};
 use super::peaks::Peaks;
-use super::record::{Ahead, Place, Preparation, Record};
+use super::record::{Ahead, Place, Preparation, Record, cut};
 use super::store::{Along, FAILURES, FORGOTTEN, SPEED, Store, StoreError, USAGE};
 use crate::files::{self, JobDir};
 use crate::kind::Group;
@@ -462,6 +462,7 @@ impl Core {
             record.shepherd = false;
             record.stored = None;
         }
+        let note = note.as_deref().map(cut);
         self.go(id, Place::Ended, "ended", json!({ "exit": exit.number(), "note": note }));
         self.links.remove(&id);
         self.ending.remove(&id);

@@ -177,6 +177,15 @@ pub(crate) struct Record {
 /// Bytes that the daemon holds of a job besides.
 const BESIDES: u64 = 4 << 10;
 
+/// What there is to say about a job has no more bytes. Names that the job gives are in it, and each new one would be added to
+/// what is written with each of its changes, and shown in each list.
+const LONGEST_NOTE: usize = 8 << 10;
+
+/// As much of what there is to say as is kept.
+pub(super) fn cut(text: &str) -> &str {
+    &text[..text.floor_char_boundary(LONGEST_NOTE)]
+}
+
 /// Where a job goes, or has gone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Destination {
@@ -308,9 +317,12 @@ impl Record {
     /// Adds a sentence to what there is to say about it; whether that is new.
     pub(crate) fn remark(&mut self, text: &str) -> bool {
         match &mut self.note {
-            Some(note) if note.contains(text) => return false,
+            Some(note) if note.contains(text) || note.len() >= LONGEST_NOTE => return false,
             Some(note) => *note = format!("{note}; {text}"),
             none => *none = Some(text.to_owned()),
+        }
+        if let Some(note) = &mut self.note {
+            note.truncate(cut(note).len());
         }
         true
     }
@@ -386,5 +398,24 @@ impl Record {
             Some(job) => format!("job {id} is on {machine}: ask there, where it is job {job}"),
             None => format!("job {id} is on its way to {machine}: ask there when it has arrived"),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_there_is_to_say_has_an_end() {
+        let mut record = Record::new(1, Spec::default(), 0);
+        let noted = (0..LONGEST_NOTE).filter(|name| record.remark(&format!("\u{e9}\u{e9} {name}")));
+        assert!(noted.count() < LONGEST_NOTE / 4);
+        let note = record.note.clone().unwrap();
+        assert!(note.starts_with("\u{e9}\u{e9} 0; \u{e9}\u{e9} 1; ") && note.len() <= LONGEST_NOTE);
+        // One that is too long is cut, and not at a part of a letter.
+        let mut record = Record::new(1, Spec::default(), 0);
+        assert!(record.remark(&format!("a{}", "\u{e9}".repeat(LONGEST_NOTE))));
+        assert_eq!(record.note.unwrap().len(), LONGEST_NOTE - 1);
+        assert_eq!(cut("a"), "a");
     }
 }
