@@ -22,9 +22,6 @@ use crate::shepherd::message::Order;
 use crate::shepherd::pump;
 use crate::spec::Spec;
 
-/// The page that browsers get.
-pub(super) const PAGE: &str = include_str!("page.html");
-
 /// Events that are told at once at most.
 const MOST_EVENTS: u32 = 500;
 
@@ -42,7 +39,7 @@ pub(super) fn is_public(request: &Request) -> bool {
 #[must_use]
 pub(super) fn public(request: &Request) -> Response {
     match request.path.as_str() {
-        "/" => Response::text("text/html; charset=utf-8", PAGE),
+        "/" => super::page::page(),
         _ => Response::text("application/json", OPENAPI),
     }
 }

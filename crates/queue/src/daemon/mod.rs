@@ -23,6 +23,7 @@ mod memory;
 mod metrics;
 mod objects;
 mod output;
+mod page;
 mod peaks;
 mod plan;
 mod pool;

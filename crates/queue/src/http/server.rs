@@ -78,6 +78,8 @@ pub struct Response {
     pub kind: &'static str,
     /// By which methods it may be asked for, if that is why it is not answered.
     pub(crate) allow: Option<String>,
+    /// What a browser may do with it (Content Security Policy), if it is a page.
+    pub(crate) policy: Option<String>,
     /// The body.
     pub body: Body,
 }
@@ -86,7 +88,7 @@ impl Response {
     /// An answer of some kind.
     #[must_use]
     pub fn new(kind: &'static str, body: Body) -> Self {
-        Self { status: 200, kind, allow: None, body }
+        Self { status: 200, kind, allow: None, policy: None, body }
     }
 
     /// An answer in JSON.
@@ -248,6 +250,9 @@ fn send(
     );
     if let Some(methods) = response.allow {
         head.push_str(&format!("Allow: {methods}\r\n"));
+    }
+    if let Some(policy) = response.policy {
+        head.push_str(&format!("Content-Security-Policy: {policy}\r\n"));
     }
     match response.body {
         Body::Whole(bytes) => {
