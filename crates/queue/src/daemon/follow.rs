@@ -5,8 +5,10 @@
 //! has come to.
 
 use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -44,6 +46,13 @@ pub(super) const FRAME_PAUSE: Duration = Duration::from_secs(5);
 /// A follower that has heard nothing for so long asks again.
 pub(crate) const FRAME_SILENCE: Duration = Duration::from_secs(30);
 
+/// So many followers hear at once that there is more, and others within [`PAUSE`]: by default the kernel has 128 bells for each
+/// user, and those of root are for all that root does on the machine.
+const MOST_BELLS: usize = 32;
+
+/// How many do.
+static BELLS: AtomicUsize = AtomicUsize::new(0);
+
 /// How long a wait lasts at most.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
@@ -77,7 +86,7 @@ impl Follow {
 
     fn write_all(&mut self, queue: &Arc<Queue>, out: &mut dyn Write) -> io::Result<()> {
         let dir = queue.lock().dir(self.id);
-        let bell = bell(dir.path());
+        let bell = Bell::at(dir.path());
         let mut last = Instant::now();
         let mut is_told = !self.is_the_job;
         loop {
@@ -117,7 +126,7 @@ impl Follow {
                 frame(out, FRAME_BEAT, b"")?;
                 last = Instant::now();
             }
-            wait(bell.as_ref());
+            wait(bell.as_ref().map(|Bell(fd)| fd));
         }
     }
 }
@@ -149,8 +158,30 @@ fn frame(out: &mut dyn Write, kind: u8, data: &[u8]) -> io::Result<()> {
     out.flush()
 }
 
-/// Rings when something in the job's directory changes.
-fn bell(dir: &Path) -> Option<std::os::fd::OwnedFd> {
+/// Rings when something in a job's directory changes, and is counted.
+#[derive(Debug)]
+struct Bell(OwnedFd);
+
+impl Bell {
+    /// One for this directory, if there may be one more.
+    fn at(dir: &Path) -> Option<Self> {
+        let more = |count: usize| (count < MOST_BELLS).then_some(count + 1);
+        BELLS.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
+        let bell = bell(dir);
+        if bell.is_none() {
+            BELLS.fetch_sub(1, Ordering::AcqRel);
+        }
+        bell.map(Self)
+    }
+}
+
+impl Drop for Bell {
+    fn drop(&mut self) {
+        BELLS.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn bell(dir: &Path) -> Option<OwnedFd> {
     let bell =
         inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK).ok()?;
     let what = inotify::WatchFlags::MODIFY | inotify::WatchFlags::CREATE;
@@ -158,7 +189,7 @@ fn bell(dir: &Path) -> Option<std::os::fd::OwnedFd> {
     Some(bell)
 }
 
-fn wait(bell: Option<&std::os::fd::OwnedFd>) {
+fn wait(bell: Option<&OwnedFd>) {
     match bell {
         Some(bell) => {
             let _ = poll(&mut [PollFd::new(bell, PollFlags::IN)], Some(&PAUSE));
@@ -175,5 +206,22 @@ impl super::core::Core {
         let (count, since) = self.followers.entry(id).or_insert((0, files::now()));
         *count = u32::try_from((i64::from(*count) + by).max(0)).unwrap_or(0);
         *since = files::now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever follows jobs by the hundred would leave none to the rest of the machine.
+    #[test]
+    fn few_bells_are_taken_however_many_follow() {
+        let dir = tempfile::tempdir().unwrap();
+        let bells: Vec<Bell> = (0..100).filter_map(|_| Bell::at(dir.path())).collect();
+        assert!(bells.len() <= MOST_BELLS, "{}", bells.len());
+        drop(bells);
+        // Those are free again.
+        assert!(Bell::at(&dir.path().join("missing")).is_none());
+        assert_eq!(BELLS.load(Ordering::Acquire), 0);
     }
 }
