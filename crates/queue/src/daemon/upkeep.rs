@@ -16,6 +16,9 @@ use crate::shepherd::message::{Exit, Order};
 /// Checkpoints that nobody needs yet leave so much of their file system free, and a tenth of it if that is less.
 const SPARE: u64 = 1 << 30;
 
+/// So long a job has that was killed, and hands over its files: as long as more of them is copied it has more.
+const STUCK: Millis = 60_000;
+
 impl Core {
     /// Does what has become due.
     pub(super) fn look_after(&mut self) {
@@ -182,12 +185,16 @@ impl Core {
             return self.tell_to_end(id, SIGTERM, now);
         }
         let Some(&since) = self.ending.get(&id) else { return };
+        let run = record.run;
         match record.place {
             Place::Queued => self.end(id, Exit::Signal(SIGTERM), None),
             Place::Asleep if !record.shepherd => self.end(id, Exit::Signal(SIGTERM), None),
-            Place::Stopped | Place::Asleep => self.order(id, &Order::Kill),
+            Place::Stopped | Place::Asleep => {
+                self.order(id, &Order::Kill);
+                self.end_stuck(id, run, now - since);
+            }
             Place::Starting if record.durable.is_none() && !self.links.contains_key(&id) => {
-                self.end_start(id, record.run, now - since);
+                self.end_start(id, run, now - since);
             }
             // It is not there yet to hear it, or nobody could pass it on.
             place
@@ -203,8 +210,18 @@ impl Core {
                     &format!("it had not ended {grace} ms after it was told to: killed"),
                 );
                 self.order(id, &Order::Kill);
+                self.end_stuck(id, run, now - since - grace);
             }
             _ => {}
+        }
+    }
+
+    /// Kills what keeps a job that was killed so long ago, and is not over. Its user can make that last for ever: what copies its
+    /// artefacts was stopped, or they are to go to where nothing is ever written.
+    fn end_stuck(&self, id: JobId, run: u64, killed: Millis) {
+        let dir = self.dir(id);
+        if killed > STUCK && shepherd::progress(&dir).is_none() {
+            Run { job: id, run, dir }.kill();
         }
     }
 
@@ -332,6 +349,44 @@ mod tests {
             record.since = files::now() - DAY;
             core.lose(id, "its shepherd has vanished");
             assert_eq!(hours(&core), mean);
+        }
+    }
+
+    /// Whoever copies its artefacts is its user's, who can stop it: the job would have its slot for ever.
+    #[test]
+    fn a_job_that_never_ends_is_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("jobs")).unwrap();
+        let mut core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
+        let spec = Spec { command: vec!["x".into()], dir: "/".into(), ..Spec::default() };
+        for place in [Place::Running, Place::Stopped] {
+            let id = core.submit(spec.clone(), None).unwrap();
+            let record = core.jobs.get_mut(&id).unwrap();
+            (record.place, record.run, record.shepherd) = (place, 1, true);
+            // What stands for its shepherd holds the lock, and hears nothing.
+            let (job, run) = (core.dir(id), core.dir(id).run(1));
+            std::fs::create_dir(&run).unwrap();
+            let lock = std::fs::File::create(run.join(shepherd::LOCK)).unwrap();
+            lock.lock().unwrap();
+            let mut keeper = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+            std::fs::write(run.join(shepherd::PID), keeper.id().to_string()).unwrap();
+            let (ours, _theirs) = UnixStream::pair().unwrap();
+            core.connected(id, 1, ours);
+            let (grace, now) = (core.config.grace, files::now());
+            core.cancel(id, SIGTERM, None);
+            let is_over = |core: &mut Core, later: Millis, keeper: &mut std::process::Child| {
+                core.bring_to_an_end(id, now + later);
+                std::thread::sleep(std::time::Duration::from_millis(50));
+                keeper.try_wait().unwrap().is_some()
+            };
+            assert!(!is_over(&mut core, STUCK - 1000, &mut keeper), "{place:?}: it may take long");
+            let told = r#"{"what":"artefact","bytes":1000,"files":7}"#;
+            std::fs::write(job.copying(), told).unwrap();
+            let late = 2 * grace + STUCK;
+            assert!(!is_over(&mut core, late, &mut keeper), "{place:?}: it is copied");
+            std::fs::remove_file(job.copying()).unwrap();
+            core.bring_to_an_end(id, now + late);
+            assert!(!keeper.wait().unwrap().success());
         }
     }
 
