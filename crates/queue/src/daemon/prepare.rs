@@ -18,7 +18,7 @@ use crate::files::{self, JobDir};
 use crate::preemption::Means;
 use crate::scheduler::{JobId, Millis};
 use crate::shepherd::message::Exit;
-use crate::shepherd::{self, checkpoint};
+use crate::shepherd::{self, IsWanted, checkpoint};
 use crate::spec::Spec;
 
 /// So many milliseconds others wait behind a job that is being prepared.
@@ -56,7 +56,8 @@ impl Core {
         let (dir, spec, is_new) = (self.dir(id), record.spec.clone(), record.run == 0);
         self.preparations.insert(id, Preparation::Begun(files::now()));
         thread::spawn(move || {
-            let prepared = carry_out(&dir, &spec, is_new).map_err(|e| e.to_string());
+            let is_wanted = || queue.lock().is_preparing(id);
+            let prepared = carry_out(&dir, &spec, is_new, &is_wanted).map_err(|e| e.to_string());
             queue.change(|core| core.prepared(id, prepared));
         });
         true
@@ -113,7 +114,12 @@ impl Core {
     }
 }
 
-fn carry_out(dir: &JobDir, spec: &Spec, is_new: bool) -> io::Result<Prepared> {
+fn carry_out(
+    dir: &JobDir,
+    spec: &Spec,
+    is_new: bool,
+    is_wanted: IsWanted<'_>,
+) -> io::Result<Prepared> {
     // One that fails is tried again as often as was asked for.
     if is_new && spec.container.is_none() && spec.retries == 0 && is_missing(spec) {
         let program = spec.command.first().map_or("", String::as_str);
@@ -124,7 +130,7 @@ fn carry_out(dir: &JobDir, spec: &Spec, is_new: bool) -> io::Result<Prepared> {
     }
     match Container::look_up(dir, spec) {
         Err(e) if container::is_none(&e) => Ok(Prepared::NoContainer(e.to_string())),
-        found => found.and_then(|()| shepherd::prepare(dir, spec)).map(Prepared::Ready),
+        found => found.and_then(|()| shepherd::prepare(dir, spec, is_wanted)).map(Prepared::Ready),
     }
 }
 

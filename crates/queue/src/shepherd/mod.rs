@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 pub(crate) use ending::ENDING;
 pub(crate) use entry::{LOCK, LOG, PID, SOCKET, enter, start};
 pub(crate) use launch::{launch, not_found, vacate};
-pub(crate) use work::{COPY, OWN, copy, prepare, progress, unprepare};
+pub(crate) use work::{COPY, IsWanted, OWN, copy, prepare, progress, unprepare};
 
 use crate::cgroup::Cgroups;
 use crate::container::Container;

@@ -8,8 +8,11 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
 use torpor_worker::tell;
 
@@ -27,6 +30,12 @@ pub(crate) const COPY: &str = "copy";
 /// So often it is told how far a copy is.
 const BEAT: Duration = Duration::from_secs(1);
 
+/// So often it is looked whether a copy is wanted still.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Whether what is made for a job is wanted still.
+pub(crate) type IsWanted<'w> = &'w (dyn Fn() -> bool + Sync);
+
 /// What was told so long ago is of a copy that nobody makes any more: whoever waited for it was killed.
 const STALE: Duration = Duration::from_secs(60);
 
@@ -34,12 +43,16 @@ const STALE: Duration = Duration::from_secs(60);
 /// input is without.
 ///
 /// # Errors
-/// If the input cannot be read.
-pub(crate) fn prepare(dir: &JobDir, spec: &Spec) -> io::Result<Option<String>> {
+/// If the input cannot be read, or the copy is not wanted any more.
+pub(crate) fn prepare(
+    dir: &JobDir,
+    spec: &Spec,
+    is_wanted: IsWanted<'_>,
+) -> io::Result<Option<String>> {
     let Some(input) = &spec.input else { return Ok(None) };
     // Another daemon may have been killed while it did that.
     let place = dir.path().join(format!("ready-{}-{}", std::process::id(), files::now()));
-    let left_out = copy_input(dir, spec, input, &place)?;
+    let left_out = copy_input(dir, spec, input, &place, Some(is_wanted))?;
     let ready = ready(dir);
     let _ = files::remove_trees(&[&ready]);
     fs::rename(&place, ready).inspect_err(|_| drop(files::remove_trees(&[place])))?;
@@ -80,15 +93,22 @@ pub(super) fn create(dir: &JobDir, spec: &Spec) -> io::Result<Option<String>> {
     let work = dir.work();
     let _ = files::remove_trees(&[&work]);
     match fs::rename(ready(dir), &work) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => copy_input(dir, spec, input, &work),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => copy_input(dir, spec, input, &work, None),
         done => done.map(|()| None),
     }
 }
 
-fn copy_input(dir: &JobDir, spec: &Spec, input: &Path, to: &Path) -> io::Result<Option<String>> {
+fn copy_input(
+    dir: &JobDir,
+    spec: &Spec,
+    input: &Path,
+    to: &Path,
+    is_wanted: Option<IsWanted<'_>>,
+) -> io::Result<Option<String>> {
     fs::create_dir(to)?;
     chown(to, Some(spec.user.uid), Some(spec.user.gid))?;
-    let copied = copy_as_user(dir, CopiedAs::Input, to, [&input.join("."), Path::new(HERE)]);
+    let from = input.join(".");
+    let copied = copy_as_user(dir, CopiedAs::Input, to, [&from, Path::new(HERE)], is_wanted);
     let left_out = copied.inspect_err(|_| drop(files::remove_trees(&[to])))?;
     Ok(left_out.map(|text| format!("input {}: {text}", input.display())))
 }
@@ -110,7 +130,7 @@ pub(super) fn show(dir: &JobDir) -> io::Result<()> {
 pub(super) fn hand_over(dir: &JobDir, spec: &Spec) -> Vec<String> {
     let copy = |path: &AnyPath| {
         let (from, to) = (Path::new(HERE).join(path), spec.dir.join(path));
-        let copied = copy_as_user(dir, CopiedAs::Artefact, &dir.work(), [&from, &to]);
+        let copied = copy_as_user(dir, CopiedAs::Artefact, &dir.work(), [&from, &to], None);
         let text = copied.unwrap_or_else(|e| Some(e.to_string()))?;
         Some(format!("artefact {}: {text}", path.display()))
     };
@@ -148,12 +168,13 @@ pub(crate) fn progress(dir: &JobDir) -> Option<Progress> {
 const HERE: &str = ".";
 
 /// Copies something by a process that is the job's user, and works in `own`: the job's directory is closed to that user.
-/// Returns a sentence about what the copy is without.
+/// Returns a sentence about what the copy is without. That process ends when it is not wanted any more.
 fn copy_as_user(
     dir: &JobDir,
     what: CopiedAs,
     own: &Path,
     [from, to]: [&Path; 2],
+    is_wanted: Option<IsWanted<'_>>,
 ) -> io::Result<Option<String>> {
     let mut child = Command::new("/proc/self/exe")
         .args(["queue", COPY, "--"])
@@ -162,9 +183,15 @@ fn copy_as_user(
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()?;
-    child.stdout.take().into_iter().for_each(|told| note_progress(dir, what, told));
-    let mut said = String::new();
-    let heard = child.stderr.take().map_or(Ok(0), |mut stderr| stderr.read_to_string(&mut said));
+    let (told, stderr, mut said) = (child.stdout.take(), child.stderr.take(), String::new());
+    let listen = || {
+        told.into_iter().for_each(|told| note_progress(dir, what, told));
+        stderr.map_or(Ok(0), |mut stderr| stderr.read_to_string(&mut said))
+    };
+    let heard = match is_wanted {
+        Some(is_wanted) => while_wanted(Pid::from_child(&child), is_wanted, listen),
+        None => listen(),
+    };
     let status = child.wait();
     let _ = fs::remove_file(dir.copying());
     let status = status?;
@@ -174,6 +201,27 @@ fn copy_as_user(
         (false, true) => Err(io::Error::other(format!("the copy ended with {status}"))),
         (false, false) => Err(io::Error::other(said)),
     }
+}
+
+/// Does something, and kills the process that it waits for once that is not wanted any more. Its user may have stopped it.
+fn while_wanted<T>(process: Pid, is_wanted: IsWanted<'_>, work: impl FnOnce() -> T) -> T {
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            while !is_done.load(Ordering::Acquire) {
+                if !is_wanted() {
+                    // Nobody has waited for it yet, so that the number is still its own.
+                    let _ = kill_process(process, Signal::KILL);
+                    return;
+                }
+                thread::park_timeout(LOOK);
+            }
+        });
+        let done = work();
+        is_done.store(true, Ordering::Release);
+        watch.thread().unpark();
+        done
+    })
 }
 
 /// Notes how far a copy is, as often as it is told, until nothing is told any more.
@@ -211,6 +259,9 @@ fn become_copier(dir: &JobDir, own: &Path, to: &Path) -> Result<Option<File>, St
     let disk = entered.and_then(|()| (to == Path::new(HERE)).then(|| File::open(own)).transpose());
     let disk = disk.map_err(|e| format!("enter {}: {e}", own.display()))?;
     become_user(&spec).map_err(|e| format!("become user {}: {e}", spec.user.uid))?;
+    // Nobody waits for it without whoever has started it. The kernel forgets that with another user.
+    let with_parent = set_parent_process_death_signal(Some(Signal::KILL));
+    with_parent.map_err(|e| format!("end with the daemon: {e}"))?;
     Ok(disk)
 }
 
@@ -259,6 +310,23 @@ pub(super) fn put_back(dir: &JobDir, checkpoint: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A job is cancelled while its input is copied, by a process that its user has stopped.
+    #[test]
+    fn what_is_wanted_no_more_is_killed() {
+        use std::os::unix::process::ExitStatusExt;
+        let mut child = Command::new("sleep").arg("1000").stdout(Stdio::piped()).spawn().unwrap();
+        let (process, told) = (Pid::from_child(&child), child.stdout.take().unwrap());
+        kill_process(process, Signal::STOP).unwrap();
+        let is_wanted = AtomicBool::new(true);
+        let listen = || {
+            is_wanted.store(false, Ordering::Release);
+            io::read_to_string(told)
+        };
+        let said = while_wanted(process, &|| is_wanted.load(Ordering::Acquire), listen);
+        assert_eq!(said.unwrap(), "");
+        assert_eq!(child.wait().unwrap().signal(), Some(Signal::KILL.as_raw()));
+    }
 
     #[test]
     fn a_copy_that_takes_long_tells_how_far_it_is() {
