@@ -8,7 +8,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::SystemTime;
+use std::sync::OnceLock;
+use std::time::{Instant, SystemTime};
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
 use serde::Serialize;
@@ -310,10 +311,13 @@ pub(crate) fn with_short_name<T>(
     work(&PathBuf::from(format!("/proc/self/fd/{number}")).join(name))
 }
 
-/// Now, in milliseconds since 1970.
+/// Now, in milliseconds since 1970, by the clock of this machine as it was when this program first looked at it. Whoever sets that
+/// clock, by hours or by years, takes no time from jobs, and gives them none.
 #[must_use]
 pub(crate) fn now() -> i64 {
-    millis(SystemTime::now())
+    static BEGUN: OnceLock<(SystemTime, Instant)> = OnceLock::new();
+    let (time, begun) = BEGUN.get_or_init(|| (SystemTime::now(), Instant::now()));
+    millis(*time + begun.elapsed())
 }
 
 /// A time, in milliseconds since 1970.

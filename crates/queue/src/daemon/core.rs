@@ -230,9 +230,19 @@ impl Core {
             unkept: BTreeSet::new(),
             unkept_usage: false,
         };
+        core.begin_now();
         core.make_dirs_again();
         core.read_pieces();
         Ok(core)
+    }
+
+    /// What is to come, by times that were noted, is now: the clock was set back since. Nobody would give way, be due or be
+    /// killed until then.
+    fn begin_now(&mut self) {
+        let now = files::now();
+        for record in self.jobs.values_mut().filter(|record| record.since > now) {
+            (record.since, record.guaranteed) = (now, None);
+        }
     }
 
     /// Makes what a loss of power has taken of the directories of jobs that are not over.
@@ -647,6 +657,30 @@ mod tests {
         let kind = spec.kind();
         let id = core.submit(spec, None).unwrap();
         assert_eq!(core.jobs[&id].spec.kind, Some(kind));
+    }
+
+    /// It was wrong when they began, and is right now.
+    #[test]
+    fn a_clock_that_was_set_back_leaves_no_job_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("jobs")).unwrap();
+        let open = || Core::open(dir.path().to_owned(), Config::default()).unwrap();
+        let mut core = open();
+        let submit = |core: &mut Core| {
+            let command = vec!["x".to_owned()];
+            core.submit(Spec { command, dir: "/".into(), ..Spec::default() }, None).unwrap()
+        };
+        let [early, late] = [(); 2].map(|()| submit(&mut core));
+        let later = files::now() + 86_400_000;
+        let before = core.jobs[&early].since;
+        for (id, since) in [(early, before), (late, later)] {
+            let record = core.jobs.get_mut(&id).unwrap();
+            (record.place, record.since, record.guaranteed) = (Place::Running, since, Some(later));
+            core.save(id, None);
+        }
+        let core = open();
+        assert_eq!((core.jobs[&early].since, core.jobs[&early].guaranteed), (before, Some(later)));
+        assert!(core.jobs[&late].since < later && core.jobs[&late].guaranteed.is_none());
     }
 
     /// A request may hold a million of them, and each decision looks for all.
