@@ -15,7 +15,7 @@ use crate::rlimits::{self, Rlimits};
 const MAX_DEPTH: usize = 32;
 
 /// No class, owner, project or kind has a longer name. What was used and what was learned is kept by these, beyond the job.
-const LONGEST_NAME: usize = 1024;
+pub(crate) const LONGEST_NAME: usize = 1024;
 
 /// Bytes that a part of a list takes in memory, besides its text.
 const PART: usize = 48;

@@ -28,7 +28,7 @@ use crate::scheduler::{JobId, Millis, Reason};
 use crate::shepherd;
 use crate::shepherd::message::{self, Exit, LOST, Order};
 use crate::shepherd::pump;
-use crate::spec::{ContainerSource, Spec};
+use crate::spec::{ContainerSource, LONGEST_NAME, Spec};
 
 /// A daemon: its state, and a bell that rings when it has changed.
 #[derive(Debug)]
@@ -301,6 +301,11 @@ impl Core {
         spec.after.retain(|&id| first.insert(id));
         (spec.limits.usual_pids, spec.limits.usual_disk) = (None, None);
         spec.check().map_err(NotTaken::Senseless)?;
+        // It is kept with the job, and is none of what its owner's jobs may take.
+        if key.is_some_and(|key| key.len() > LONGEST_NAME) {
+            let text = format!("a key has {LONGEST_NAME} bytes at most");
+            return Err(NotTaken::Senseless(text));
+        }
         // Who has a key is part of it, or others could take it first. Keys of other machines have no such byte.
         let key = key.map(|key| format!("{}\0{key}", spec.owner));
         let key = key.as_deref();

@@ -199,6 +199,8 @@ mod tests {
         let NotTaken::TooMany(text) = submit(&mut core, "ann", None).unwrap_err() else { panic!() };
         assert!(text.contains("the jobs of ann take"), "{text}");
         assert_eq!(submit(&mut core, "ann", Some("key")), Ok(own[0]), "there it is already");
+        let long = submit(&mut core, "bob", Some(&"k".repeat(60_000)));
+        assert!(matches!(long, Err(NotTaken::Senseless(_))), "{long:?}");
         let other = submit(&mut core, "bob", None).unwrap();
         // Those that are over make room by themselves, the oldest first; what lives stays.
         for id in [own[0], more[1], other] {
