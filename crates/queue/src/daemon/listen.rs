@@ -145,7 +145,7 @@ impl Door {
                         continue;
                     }
                     let (door, counted) = (self.clone(), Counted::among(&self.open));
-                    thread::spawn(move || {
+                    beside(move || {
                         let _counted = counted;
                         // A client that has gone cannot be told.
                         let _ = door.answer(&mut { stream }, Some(identity), None);
@@ -173,7 +173,7 @@ impl Door {
                 }
                 let Ok(stranger) = strangers.add(&stream) else { continue };
                 let (door, tls) = (self.clone(), tls.clone());
-                thread::spawn(move || {
+                beside(move || {
                     // As above.
                     let _ = door.answer_tcp(stream, tls, stranger);
                 });
@@ -252,6 +252,14 @@ impl Door {
         let bearer = request.header("Authorization").and_then(|h| h.strip_prefix("Bearer "));
         // The browser cannot send headers with an event stream.
         self.tokens.identity(bearer.or_else(|| request.query("token"))?)
+    }
+}
+
+/// Answers somebody on a thread of its own. Where the machine has no more of these, as somebody forks without end, the connection is
+/// closed, and the next may be luckier.
+fn beside(answer: impl FnOnce() + Send + 'static) {
+    if let Err(e) = thread::Builder::new().spawn(answer) {
+        tell!("torpor queue: answer a connection: {e}");
     }
 }
 

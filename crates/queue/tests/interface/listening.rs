@@ -1,7 +1,7 @@
 //! Where a daemon listens, and whom it answers: addresses, tokens, TLS.
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -148,6 +148,32 @@ fn one_owner_keeps_nobody_out() {
     assert_eq!(list("bob"), "200");
     drop(held);
     common::until("there is a place again", || (list("ann") == "200").then_some(()));
+}
+
+/// Somebody else forks without end, and is ended.
+#[test]
+fn a_daemon_without_threads_for_a_while_answers_again() {
+    let daemon = Daemon::start(&[]);
+    // By version 1 of cgroups, or by version 2.
+    let places = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"].map(Path::new);
+    let place = places.into_iter().find(|place| place.join("cgroup.procs").exists()).unwrap();
+    let _ = std::fs::write(place.join("cgroup.subtree_control"), "+pids");
+    let place = place.join(format!("torpor-queue-test-{}", daemon.pid()));
+    std::fs::create_dir(&place).unwrap();
+    std::fs::write(place.join("cgroup.procs"), daemon.pid().to_string()).unwrap();
+    std::fs::write(place.join("pids.max"), "1").unwrap();
+    let answer = || {
+        let mut stream = common::begin_to_ask(&daemon, "GET", "/v1/jobs", "", "");
+        let mut said = String::new();
+        // It may have been closed before all that was sent was read.
+        let _ = stream.read_to_string(&mut said);
+        said
+    };
+    assert_eq!(answer(), "");
+    std::fs::write(place.join("pids.max"), "max").unwrap();
+    assert!(answer().starts_with("HTTP/1.1 200 "));
+    drop(daemon);
+    std::fs::remove_dir(place).unwrap();
 }
 
 #[test]
