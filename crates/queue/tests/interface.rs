@@ -53,6 +53,20 @@ fn what_is_described_is_there_and_the_other_way_round() {
     assert_eq!(ask(&daemon, "POST", "/v1/jobs/1/signal?signal=99", "", "").0, 400);
 }
 
+/// A page that is open asks all the time, and thousands of jobs may be over.
+#[test]
+fn who_asks_for_the_newest_jobs_gets_no_others() {
+    let daemon = Daemon::start(&[]);
+    let all: Vec<u64> = (0..3).map(|_| daemon.submit(&[], &["true"])).collect();
+    let listed = |query: &str| {
+        let (status, text) = ask(&daemon, "GET", &format!("/v1/jobs{query}"), "", "");
+        assert_eq!(status, 200, "{text}");
+        let jobs: Vec<Value> = serde_json::from_str(&text).unwrap();
+        jobs.iter().map(|job| job["id"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(["", "?limit=2", "?limit=0"].map(listed), [&all[..], &all[1..], &[]]);
+}
+
 /// A misspelt class is told of, and the number of the job stands alone on standard output all the same.
 #[test]
 fn a_class_that_nobody_has_configured_is_told_of() {

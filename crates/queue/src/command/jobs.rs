@@ -49,7 +49,11 @@ impl List {
     /// # Errors
     /// If the daemon does not answer.
     pub fn run(self) -> Result<ExitCode, Outcome> {
-        let mut jobs = client()?.json("GET", "/v1/jobs", b"")?;
+        let path = match (&self.state, self.limit) {
+            (None, Some(most)) => format!("/v1/jobs?limit={most}"),
+            _ => "/v1/jobs".to_owned(),
+        };
+        let mut jobs = client()?.json("GET", &path, b"")?;
         if let (Some(state), Some(list)) = (&self.state, jobs.as_array_mut()) {
             list.retain(|job| job["state"] == json!(state));
         }

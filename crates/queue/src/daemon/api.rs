@@ -51,7 +51,7 @@ pub(super) fn handle(queue: &Arc<Queue>, who: &Identity, request: &Request) -> R
         ("GET", [] | ["openapi.json"]) => public(request),
         ("GET", ["metrics"]) => Response::text("text/plain; version=0.0.4", queue.lock().metrics()),
         ("POST", ["v1", "jobs"]) => submit(queue, who, request),
-        ("GET", ["v1", "jobs"]) => list(&queue.lock(), who),
+        ("GET", ["v1", "jobs"]) => list(queue, who, request),
         ("GET", ["v1", "machine"]) => Response::json(&queue.lock().machine(who)),
         ("GET", ["v1", "events"]) => events(queue, who, request),
         ("GET", ["v1", "pool", name]) => admin(who, || {
@@ -246,9 +246,16 @@ fn accepted(core: &Core, id: JobId) -> Value {
     }
 }
 
-fn list(core: &Core, who: &Identity) -> Response {
-    let visible = core.jobs.values().filter(|job| who.may(&job.spec.owner));
-    Response::json(&visible.map(|job| core.brief(job)).collect())
+fn list(queue: &Queue, who: &Identity, request: &Request) -> Response {
+    let most = request.number("limit").and_then(|number| usize::try_from(number).ok());
+    let mut shown: Vec<Value> = {
+        let core = queue.lock();
+        let visible = core.jobs.values().rev().filter(|job| who.may(&job.spec.owner));
+        visible.take(most.unwrap_or(usize::MAX)).map(|job| core.brief(job)).collect()
+    };
+    shown.reverse();
+    // Others need not wait until it is written down.
+    Response::json(&shown.into())
 }
 
 fn stream(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {

@@ -66,7 +66,7 @@ impl super::core::Core {
 pub(super) fn shown(queue: &Queue, name: &str, after: u64) -> Result<Value, String> {
     let client = queue.lock().peer(name)?;
     let machine = client.json("GET", "/v1/machine", b"")?;
-    let jobs = client.json("GET", "/v1/jobs", b"")?;
+    let jobs = client.json("GET", "/v1/jobs?limit=50", b"")?;
     let path = format!("/v1/events?follow=0&after={after}");
     let answer = client.ask("GET", &path, &[], b"").map_err(|e| client.unreachable(&e))?;
     let events = answer.whole().map_err(|e| client.unreachable(&e))?;

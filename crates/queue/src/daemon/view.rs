@@ -182,7 +182,7 @@ impl Core {
         json!({
             "slots": self.config.slots(),
             "slots_used": used,
-            "memory_free": self.world().memory_free,
+            "memory_free": self.memory_free(),
             "disk_free": self.disk_free(),
             "image_bytes": self.image_bytes(),
             "stored_bytes": self.depot.bytes,
