@@ -19,6 +19,9 @@ use crate::shepherd;
 /// As many are forgotten at once: everybody else waits for that.
 const MOST_AT_ONCE: usize = 100;
 
+/// Nobody has more jobs that are not over: each decision looks at all of them, and everybody else waits for it.
+const MOST_LIVE: usize = 10_000;
+
 impl Core {
     /// Forgets a job that is over, and removes what it has written.
     ///
@@ -95,8 +98,12 @@ impl Core {
     pub(super) fn has_place_for(&self, new: &Record) -> Result<(), NotTaken> {
         let Some(most) = self.config.descriptions else { return Ok(()) };
         let owner = &new.spec.owner;
-        let own = self.jobs.values().filter(|job| job.spec.owner == *owner);
-        let taken: u64 = own.map(Record::held_bytes).sum();
+        let own = || self.jobs.values().filter(|job| job.spec.owner == *owner);
+        if own().filter(|job| job.place != Place::Ended).count() >= MOST_LIVE {
+            let text = format!("{owner} has {MOST_LIVE} jobs that are not over: let some end");
+            return Err(NotTaken::TooMany(text));
+        }
+        let taken: u64 = own().map(Record::held_bytes).sum();
         match taken + new.held_bytes() <= most {
             true => Ok(()),
             false => Err(NotTaken::TooMany(format!(
@@ -211,6 +218,28 @@ mod tests {
         let known: Vec<JobId> = core.jobs.keys().copied().collect();
         assert_eq!(known, [more[0], other]);
         submit(&mut core, "ann", None).unwrap();
+    }
+
+    #[test]
+    fn one_owner_has_so_many_jobs_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("jobs")).unwrap();
+        let mut core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
+        let submit = |core: &mut Core, owner: &str| {
+            let (command, owner) = (vec!["x".to_owned()], owner.to_owned());
+            core.submit(Spec { command, owner, dir: "/".into(), ..Spec::default() }, None)
+        };
+        let first = submit(&mut core, "ann").unwrap();
+        let record = core.jobs[&first].clone();
+        // As if they had been submitted.
+        for id in (1_000_000..).take(MOST_LIVE - 1) {
+            core.jobs.insert(id, Record { id, ..record.clone() });
+        }
+        let NotTaken::TooMany(text) = submit(&mut core, "ann").unwrap_err() else { panic!() };
+        assert!(text.contains("ann has 10000 jobs that are not over"), "{text}");
+        submit(&mut core, "bob").unwrap();
+        core.end(first, Exit::Code(0), None);
+        submit(&mut core, "ann").unwrap();
     }
 
     #[test]
