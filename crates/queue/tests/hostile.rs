@@ -227,14 +227,14 @@ fn output_may_be_opened_anew_by_its_name() {
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "e\n");
 }
 
-/// A file system of 6 MiB.
+/// A file system of 6 MiB, and of a thousand files.
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
     fn new() -> Self {
         let disk = tempfile::tempdir().unwrap();
         let mounted = std::process::Command::new("mount")
-            .args(["-t", "tmpfs", "-o", "size=6m", "none"])
+            .args(["-t", "tmpfs", "-o", "size=6m,nr_inodes=1000", "none"])
             .arg(disk.path())
             .status()
             .unwrap();
@@ -245,7 +245,12 @@ impl SmallDisk {
 
     /// A daemon whose jobs' files are there.
     fn daemon(&self) -> Daemon {
-        let mut daemon = Daemon::configured(&serde_json::json!({ "default_disk": null }), &[]);
+        self.daemon_with(&serde_json::json!({ "default_disk": null }))
+    }
+
+    /// The same with this configuration.
+    fn daemon_with(&self, config: &serde_json::Value) -> Daemon {
+        let mut daemon = Daemon::configured(config, &[]);
         daemon.kill();
         let link = daemon.data().join("jobs");
         std::fs::remove_dir(&link).unwrap();
@@ -285,6 +290,28 @@ fn input_fills_no_disk() {
     daemon.wait_for(other, "done");
     daemon.ok(&["cancel", &id.to_string()]);
     daemon.wait_for(id, "cancelled");
+}
+
+/// How much a job may have says whoever submits it.
+#[test]
+fn a_job_that_may_write_more_than_there_is_does_not_keep_the_disk_full() {
+    let disk = SmallDisk::new();
+    let daemon = disk.daemon_with(&serde_json::json!({}));
+    let input = tempfile::tempdir().unwrap();
+    let input = input.path().to_str().unwrap();
+    // What is lost of it makes no difference.
+    let options = ["--disk", "1G", "--input", input, "--artefact", "nowhere"];
+    // By what is in files, and by files in which there is nothing.
+    for script in ["head -c 100M /dev/zero >filler", "for i in $(seq 2000); do touch $i; done"] {
+        let id = daemon.submit(&options, &["bash", "-c", &format!("{script}; sleep 1000")]);
+        let job = daemon.wait_for(id, "failed");
+        let note = job["note"].as_str().unwrap_or_default();
+        assert!(note.contains("written more than it may (--disk)"), "{script}: {job}");
+        let work = disk.0.path().join(format!("jobs/{id}/work"));
+        until("its files are gone", || (!work.exists()).then_some(()));
+        let other = daemon.submit(&[], &["echo", "well"]);
+        daemon.wait_for(other, "done");
+    }
 }
 
 /// Neither does that of a job that reads none, nor of one that is over: nobody looks how much they have.

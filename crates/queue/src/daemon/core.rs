@@ -496,8 +496,11 @@ impl Core {
         if let Some(asleep) = asleep {
             asleep.discard(self.names(id));
         }
-        let lost = self.jobs.get(&id).and_then(|record| record.note.as_deref());
-        let is_lost = lost.is_some_and(|note| note.starts_with(LOST));
+        let is_lost = self.jobs.get(&id).is_some_and(|record| {
+            // Its output may be what is lost, of which there is no more than that.
+            let is_lost = record.note.as_deref().is_some_and(|note| note.starts_with(LOST));
+            is_lost && !record.spec.artefacts.is_empty()
+        });
         self.clear(if is_lost { gone } else { gone.and(disk::own(&dir)) });
         shepherd::cgroups(&dir).remove();
         // Followers look for it instead of asking all the time.

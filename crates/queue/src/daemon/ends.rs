@@ -233,6 +233,11 @@ impl Core {
             false => {
                 let note = note(ending, &record.spec.limits);
                 self.end(id, ending.exit, note);
+                if ending.out_of_disk {
+                    // Others wait for the room, whatever of it is lost.
+                    let own = disk::own(&self.dir(id));
+                    self.clear(own);
+                }
             }
         }
     }

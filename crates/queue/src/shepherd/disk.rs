@@ -1,25 +1,44 @@
 //! How much a job may have: standard input, output, and files of its own.
 
 use std::collections::HashSet;
-use std::fs;
+use std::fs::{self, File};
 use std::thread;
 use std::time::Duration;
 
 use super::message::Order;
+use super::pump::has_room;
 use super::{Happening, Shepherd, work};
 use crate::files::{self, JobDir};
-use crate::spec::{Limits, Room};
+use crate::spec::{Limits, Percent, Room};
 
 /// How long it may write before anybody looks again.
 const PAUSE: Duration = Duration::from_millis(500);
 
+/// A disk on which fewer files can be made is full, or a sixteenth of what can be if that is less: each run needs some.
+const SPARE_FILES: u64 = 4096;
+
 impl Shepherd {
-    /// Notices when the job has written more than it may.
+    /// Notices when the job has written more than it may. Whoever submits it says how much that is: files beyond what a job
+    /// may have that says nothing it has as long as the queue has room for its own state.
     pub(super) fn watch_disk(&self) {
-        let Some(most) = room(&self.spec.limits, &self.dir, used) else { return };
+        let limits = &self.spec.limits;
+        let most = room(limits, &self.dir, used);
+        let usual = Limits { disk: None, ..limits.clone() };
+        let usual = [room(&usual, &self.dir, |dir| own(dir)[0]), usual_files(&usual, &self.dir)];
+        if most.is_none() && usual == [None; 2] {
+            return;
+        }
         let (dir, inputs) = (self.dir.clone(), self.inputs.clone());
+        let is_above = |most: Option<u64>, bytes: u64| most.is_some_and(|most| bytes > most);
         thread::spawn(move || {
-            while used(&dir) <= most {
+            loop {
+                let own = own(&dir);
+                let is_too_much = is_above(most, own[0].saturating_add(streams(&dir)));
+                let is_short = is_short(&dir);
+                let is_why = |of: &usize| is_short[*of] && is_above(usual[*of], own[*of]);
+                if is_too_much || [0, 1].iter().any(is_why) {
+                    break;
+                }
                 thread::sleep(PAUSE);
             }
             let _ = inputs.send(Happening::DiskUsed);
@@ -52,10 +71,38 @@ pub(crate) fn streams(dir: &JobDir) -> u64 {
     streams.iter().filter_map(|path| Some(fs::metadata(path).ok()?.len())).sum()
 }
 
-/// Bytes that a job's standard streams and its own files take.
-fn used(dir: &JobDir) -> u64 {
+/// How many files of its own a job may have that says nothing, with those that it has.
+fn usual_files(limits: &Limits, dir: &JobDir) -> Option<u64> {
+    let part = match limits.usual_disk? {
+        Room::OfFree(part) => part,
+        Room::Bytes(_) => Percent::new(25),
+    };
+    let system = rustix::fs::statvfs(dir.path()).ok()?;
+    (system.f_files > 0).then(|| own(dir)[1].saturating_add(part.of(system.f_favail)))
+}
+
+/// Bytes that a job's own files take, and how many those are.
+fn own(dir: &JobDir) -> [u64; 2] {
     let mut seen = HashSet::new();
     // However deep they are they can be counted. What the disk fails to tell now it tells the next time.
     let own = work::own(dir).into_iter().filter_map(|(own, _)| files::size(&own, &mut seen).ok());
-    own.fold(streams(dir), u64::saturating_add)
+    let bytes = own.fold(0, u64::saturating_add);
+    [bytes, seen.len() as u64]
+}
+
+/// Bytes that a job's standard streams and its own files take.
+fn used(dir: &JobDir) -> u64 {
+    streams(dir).saturating_add(own(dir)[0])
+}
+
+/// Whether the disk of a job has no more free than output and input leave, and whether few more files can be made there. Some have
+/// as many as they have room for.
+fn is_short(dir: &JobDir) -> [bool; 2] {
+    // One that does not tell is not.
+    let Ok(dir) = File::open(dir.path()) else { return [false; 2] };
+    let of_bytes = has_room(&dir, 0).is_ok_and(|has_room| !has_room);
+    let of_files = rustix::fs::fstatvfs(&dir).is_ok_and(|system| {
+        system.f_files > 0 && system.f_favail <= SPARE_FILES.min(system.f_files / 16)
+    });
+    [of_bytes, of_files]
 }
