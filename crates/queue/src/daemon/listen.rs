@@ -204,6 +204,8 @@ impl Door {
                 }
                 let machine = stream.conn.peer_certificates().map(|_| Identity::of_machine());
                 self.answer(&mut stream, machine, Some(stranger))?;
+                // It counts no more, and whoever reads no further would keep it for ever.
+                stream.sock.set_write_timeout(Some(PATIENCE))?;
                 stream.conn.send_close_notify();
                 while stream.conn.wants_write() {
                     stream.conn.write_tls(&mut stream.sock)?;
