@@ -57,6 +57,21 @@ fn the_environment_of_a_job_counts_for_the_job_alone() {
     assert_eq!(owners, [NOBODY]);
 }
 
+/// It would have the keys of whoever has started the daemon, and of the jobs of others.
+#[test]
+fn each_job_has_a_session_keyring_of_its_own() {
+    // KEYCTL_GET_KEYRING_ID of KEY_SPEC_SESSION_KEYRING.
+    const SCRIPT: &str = "import ctypes; print(ctypes.CDLL(None).syscall(250, 0, -3, 0))";
+    let daemon = Daemon::start(&[]);
+    let place = open_place();
+    let rings = [(); 2].map(|()| {
+        let id = submit(&daemon, place.path(), &["python3", "-c", SCRIPT], &json!({}));
+        daemon.wait_for(id, "done");
+        daemon.output(id)
+    });
+    assert!(rings[0] != rings[1], "{rings:?}");
+}
+
 /// The files of a job are opened again by root when it is brought back.
 #[test]
 fn a_job_that_has_slept_has_no_file_that_its_user_may_not_open() {

@@ -344,6 +344,19 @@ pub fn reset_signals() -> Result<()> {
     unsafe { syscall(libc::SYS_rt_sigprocmask, args) }.map(drop)
 }
 
+/// Gives this thread, and what it forks or becomes, a session keyring of its own, with nothing in it. Where nobody may use keys, as the
+/// kernel has none or a filter refuses them, there is none to give.
+///
+/// # Errors
+/// `EDQUOT`, if its user has as many keys as it may.
+pub fn join_new_keyring() -> Result<()> {
+    let join = u64::from(libc::KEYCTL_JOIN_SESSION_KEYRING);
+    // SAFETY: takes a number, and no name.
+    let joined = unsafe { syscall(libc::SYS_keyctl, [join, 0, 0, 0, 0, 0]) };
+    let is_nothing = |e: &io::Error| matches!(e.raw_os_error(), Some(libc::ENOSYS | libc::EPERM));
+    joined.map(drop).or_else(|e| if is_nothing(&e) { Ok(()) } else { Err(e) })
+}
+
 /// Asks for `signal` when the parent of this process ends (`PR_SET_PDEATHSIG`).
 ///
 /// # Errors

@@ -58,6 +58,8 @@ fn prepare(dir: &JobDir) -> Result<Spec, String> {
 
 /// Becomes a process of the job's user, as it begins in this directory.
 fn begin_as_user(spec: &Spec, start: &Path) -> Result<(), String> {
+    // Who is in a session may use the keys of its keyring: those of whoever has started the daemon, and of all other jobs.
+    torpor_sys::process::join_new_keyring().map_err(|e| format!("a keyring: {e}"))?;
     umask(Mode::from_raw_mode(spec.umask & 0o777));
     become_user(spec).map_err(|e| format!("become user {}: {e}", spec.user.uid))?;
     std::env::set_current_dir(start).map_err(|e| format!("enter {}: {e}", start.display()))?;
