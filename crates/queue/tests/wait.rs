@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::{Daemon, ask, counted, counter, shown, until, words};
+use common::{Daemon, ask, counted, counter, shown, torpor, until, words};
 
 #[test]
 fn exit_status_output_and_input_are_the_jobs() {
@@ -249,6 +249,20 @@ fn run_is_the_command_for_any_ci() {
     assert_eq!(String::from_utf8(output.stdout).unwrap(), counted(60));
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "warned\n");
     assert_eq!(daemon.job(1)["preemptions"], 1);
+}
+
+/// As a command that reads nothing: a terminal stops whoever reads from it in the background.
+#[test]
+fn a_client_in_the_background_of_a_terminal_goes_on() {
+    let daemon = Daemon::start(&[]);
+    let run =
+        format!("'{}' queue run -- sh -c 'sleep 0.5; echo ran' & wait $!", torpor().display());
+    let mut shell = Command::new("script");
+    shell.args(["-qec", &format!("bash -mc \"{run}\""), "/dev/null"]).stdin(Stdio::null());
+    let output = shell.env("TORPOR_QUEUE", daemon.address()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    // The shell shows the command of one that it has stopped.
+    assert!(text.lines().any(|line| line.trim() == "ran"), "{}", shown(&output));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! happens to the daemon.
 
 use std::fmt;
-use std::io::{self, Read, Write};
+use std::io::{self, IsTerminal, Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Deserialize;
 use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
@@ -30,6 +31,9 @@ const SILENCE: Duration = Duration::from_secs(5);
 
 /// No frame of output is longer.
 const MOST: u32 = 1 << 20;
+
+/// How long to wait before it is looked again whose terminal it is.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// The signals that are passed on.
 #[derive(Debug)]
@@ -243,6 +247,7 @@ fn pass_input(client: Client, id: u64, over: Arc<AtomicBool>) {
         let (mut stdin, mut at) = (io::stdin(), 0_u64);
         let mut buffer = vec![0; 256 << 10];
         while !over.load(Ordering::Acquire) {
+            await_foreground(&stdin);
             let count = match stdin.read(&mut buffer) {
                 Ok(count) => count,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
@@ -261,6 +266,24 @@ fn pass_input(client: Client, id: u64, over: Arc<AtomicBool>) {
             at += count as u64;
         }
     });
+}
+
+/// Waits until something can be read without being stopped for it. A terminal stops whoever reads from it in the background
+/// (SIGTTIN), and this process reads whatever comes, for a job that may never do.
+fn await_foreground(stdin: &io::Stdin) {
+    use rustix::process::getpgrp;
+    use rustix::termios::tcgetpgrp;
+    // One that is not the terminal of this session stops nobody.
+    while stdin.is_terminal()
+        && let Ok(foreground) = tcgetpgrp(stdin)
+    {
+        let waits_for = if foreground == getpgrp() { PollFlags::IN } else { PollFlags::empty() };
+        let mut terminal = [PollFd::new(stdin, waits_for)];
+        // What is not asked for is told all the same: that the terminal is gone.
+        if poll(&mut terminal, Some(&LOOK)).is_ok_and(|found| found > 0) {
+            return;
+        }
+    }
 }
 
 /// Where a job's input has come to.
