@@ -1,13 +1,15 @@
 //! The command lines of `torpor migrate` and `torpor agent`.
 
+use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use rustix::mount::{MountFlags, mount};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use signal_hook::consts::{SIGINT, SIGTERM};
+use torpor_kernel::mountinfo;
 use torpor_tls::KeyFiles;
 use torpor_worker::{Outcome, gate, tell};
 
@@ -28,6 +30,9 @@ use crate::{nest, picture};
 
 /// Where images are kept while they are needed.
 const WORK_DIR: &str = "/var/lib/torpor/work";
+
+/// What a file system in memory that an agent has mounted is named.
+const MEMORY: &str = "torpor";
 
 /// How long `--resolve` asks the destination.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -422,7 +427,7 @@ fn start(command: MigrateCommand) -> Result<ExitCode> {
     let report = source::run(&plan)?;
     if let Some(file) = &command.report {
         // It has moved: what is left to say is said besides.
-        if let Err(error) = std::fs::write(file, picture::page(&report)) {
+        if let Err(error) = fs::write(file, picture::page(&report)) {
             tell!("Warning: {}: {error}", file.display());
         }
     }
@@ -479,7 +484,7 @@ fn try_agent(command: AgentCommand) -> Result<()> {
         allow_ports: command.allow_ports,
         allow_volumes: command.allow_volume.iter().map(|dir| whole(dir)).collect::<Result<_>>()?,
     };
-    let has_keys = settings.keys.is_some();
+    let (has_keys, work_dir) = (settings.keys.is_some(), settings.work_dir.clone());
     let agent = Agent::new(settings)?;
     let end = Cancel::of(&[SIGINT, SIGTERM])?;
     let listener = Listener::bind(&address)?;
@@ -495,6 +500,8 @@ fn try_agent(command: AgentCommand) -> Result<()> {
         tell!("Warning: an agent listens at {address}; standard output: {error}");
     }
     agent.serve(&listener, &end);
+    drop((listener, agent));
+    give_back(&work_dir);
     Ok(())
 }
 
@@ -534,11 +541,25 @@ fn memory_dir(dir: PathBuf) -> Result<PathBuf> {
     let there = rustix::fs::statfs(&dir).context(|| dir.display().to_string())?;
     if there.f_type != TMPFS {
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-        if let Err(error) = mount("torpor", &dir, "tmpfs", flags, Some(c"mode=0700")) {
+        if let Err(error) = mount(MEMORY, &dir, "tmpfs", flags, Some(c"mode=0700")) {
             tracing::warn!("images are kept on disk: mount a tmpfs at {}: {error}", dir.display());
         }
     }
     Ok(dir)
+}
+
+/// Takes away what [`memory_dir`] has mounted, if nothing is left in it that the next agent has a use for.
+fn give_back(dir: &Path) {
+    let pid = std::process::id().cast_signed();
+    let is_it = |mount: &mountinfo::Mount| mount.mountpoint == dir && mount.source == MEMORY;
+    let is_own = mountinfo::of(pid).is_ok_and(|mounts| mounts.iter().any(is_it));
+    let is_empty = || fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_none());
+    if is_own
+        && is_empty()
+        && let Err(error) = unmount(dir, UnmountFlags::empty())
+    {
+        tracing::debug!("{}: {error}", dir.display());
+    }
 }
 
 /// Processes that are started have other working directories.

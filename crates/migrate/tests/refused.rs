@@ -102,6 +102,20 @@ fn an_agent_serves_without_an_output() {
     assert!(tell_to_end(&mut there).wait().unwrap().code().is_some());
 }
 
+/// Images lie in a file system in memory unless it is told where; that goes when it ends.
+#[test]
+fn an_agent_leaves_no_mount() {
+    const SCRIPT: &str = "set -e; mkdir -p /var/lib/torpor; mount --bind \"$1\" /var/lib/torpor\n\
+        \"$0\" agent --listen \"unix:$1/socket\" >/dev/null &\n\
+        until [ -S \"$1/socket\" ]; do kill -0 $!; sleep 0.01; done\n\
+        kill $!; wait $!; grep /var/lib/torpor/work /proc/self/mountinfo || echo none";
+    let there = Host::new();
+    let mut shell = Command::new("unshare");
+    shell.args(["--mount", "sh", "-c", SCRIPT]).arg(torpor()).arg(there.dir.path());
+    let output = shell.stdin(Stdio::null()).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "none\n", "{output:?}");
+}
+
 /// A directory that is mistyped is none without bundles.
 #[test]
 fn bundles_of_no_agent() {
