@@ -396,6 +396,27 @@ fn a_dump_that_fails() {
     }
 }
 
+/// It would be lost there, or end what moves. A pipe of which the tree has both ends is not told of.
+#[test]
+fn a_pipe_whose_other_end_stays_is_told_of() {
+    let here = Host::new();
+    const PROGRAM: &str = "import os, signal\n\
+        own = os.pipe()\n\
+        os.write(2, b'up\\n')\n\
+        signal.pause()";
+    let mut program = Command::new("python3");
+    program.args(["-c", PROGRAM]).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut program = program.stderr(Stdio::piped()).spawn().unwrap();
+    let killed = Killed(program.id().cast_signed());
+    BufReader::new(program.stderr.as_mut().unwrap()).read_line(&mut String::new()).unwrap();
+    let pid = program.id().to_string();
+    let said = error(&mut here.migrate(&["--dry-run", "--pid", &pid, "unix:/run/no.socket"]));
+    let told = format!("Warning: process {pid} writes to a pipe (descriptor 2) that nobody");
+    assert!(said.contains(&told) && !said.contains("(descriptor 3)"), "{said}");
+    drop(killed);
+    program.wait().unwrap();
+}
+
 /// Neither a thread nor what has ended is a tree of processes.
 #[test]
 fn what_is_no_process_is_named() {

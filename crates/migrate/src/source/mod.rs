@@ -6,6 +6,7 @@ mod estimate;
 mod files;
 mod frozen;
 mod link;
+mod pipes;
 mod rehearsal;
 mod resolve;
 mod round;
@@ -20,6 +21,7 @@ use torpor_worker::{Worker, tell};
 
 use self::files::{trees, volumes};
 use self::link::Link;
+use self::pipes::cut_pipes;
 pub(crate) use self::rehearsal::rehearse;
 use self::resolve::Watch;
 pub(crate) use self::resolve::{cancel, resolve, watch};
@@ -169,6 +171,7 @@ pub(crate) struct Source<'a> {
 /// It goes on here then as if nothing had happened.
 pub(crate) fn run(plan: &Plan) -> Result<Report> {
     let root = find_root(plan.pid)?;
+    warn_of_pipes(plan)?;
     let cancel = Cancel::new()?;
     let probe = plan.probe.as_deref().map(Probe::start).transpose()?;
     let start = Instant::now();
@@ -224,6 +227,14 @@ fn find_root(pid: i32) -> Result<Task> {
         return Ok(root);
     };
     Err(Error::refused_with(format!("process {pid} cannot move: {why}"), hint))
+}
+
+/// Says which pipes are cut. A container's are its runtime's to connect.
+fn warn_of_pipes(plan: &Plan) -> Result<()> {
+    if plan.container.is_none() {
+        cut_pipes(&task::tree(plan.pid)?).iter().for_each(|pipe| tell!("Warning: {pipe}"));
+    }
+    Ok(())
 }
 
 /// The process that a task is a thread of.

@@ -17,7 +17,8 @@ use super::link::{Link, MIN_COMPARED};
 use super::round::{STORE, written_pages};
 use super::sample::Writes;
 use super::{
-    Plan, compares_files, find_root, in_own_users, is_shell_job, judge, subject, work_dir,
+    Plan, compares_files, find_root, in_own_users, is_shell_job, judge, subject, warn_of_pipes,
+    work_dir,
 };
 use crate::engine::{self, PAGES, POST_DUMP, WORK, over_pages, repeat};
 use crate::error::{Context, Error, Result};
@@ -65,6 +66,7 @@ struct Checked {
 /// If there is no such tree; what keeps this from finding out anything.
 pub(crate) fn rehearse(plan: &Plan) -> Result<Rehearsal> {
     let root = find_root(plan.pid)?;
+    warn_of_pipes(plan)?;
     let (shell_job, kind) = (is_shell_job(&root)?, kind(plan)?);
     let id = new_id()?;
     let begin = Begin {
