@@ -34,6 +34,7 @@ pub(crate) struct Spec {
     /// Its whole environment.
     pub env: Vec<(String, String)>,
     /// Its file mode creation mask.
+    #[serde(default = "usual_umask")]
     pub umask: u32,
     /// The limits of resources of its processes; one that is missing is the daemon's, and none is higher than that.
     #[serde(skip_serializing_if = "Rlimits::is_empty")]
@@ -81,6 +82,11 @@ pub(crate) struct Spec {
     pub input: Option<AnyPath>,
     /// Paths below the job's own directory that are copied back to `dir` at the end.
     pub artefacts: Vec<AnyPath>,
+}
+
+/// What nobody has said is not that everybody may write to what a job makes.
+fn usual_umask() -> u32 {
+    0o022
 }
 
 /// Where the files of a container come from.

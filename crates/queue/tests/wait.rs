@@ -125,6 +125,16 @@ fn directory_environment_and_umask_are_the_callers() {
     assert_eq!(lines[1..], ["a b", "0027"]);
 }
 
+/// Over HTTP nobody has to name one.
+#[test]
+fn without_a_umask_others_may_write_to_nothing() {
+    let daemon = Daemon::start(&[]);
+    let job = r#"{"command": ["/bin/sh", "-c", "umask"], "dir": "/"}"#;
+    assert_eq!(ask(&daemon, "POST", "/v1/jobs", "", job).0, 201);
+    daemon.wait_for(1, "done");
+    assert_eq!(daemon.ok(&["logs", "1"]), "0022\n");
+}
+
 /// They are not higher than the daemon's, and stay while the job gives way.
 #[test]
 fn limits_and_niceness_are_the_callers() {
