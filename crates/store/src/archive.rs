@@ -130,7 +130,7 @@ fn read_up_to(from: &mut impl Read, to: &mut [u8]) -> io::Result<usize> {
     Ok(len)
 }
 
-fn invalid(text: impl Into<String>) -> io::Error {
+pub(crate) fn invalid(text: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text.into())
 }
 
