@@ -5,12 +5,13 @@
 //! looked at: only a regular file that is still the one that was listed is opened to be read, so that no FIFO
 //! makes the walker wait and no device notices it.
 
-use std::ffi::OsStr;
+use std::ffi::{CString, OsStr};
 use std::fs::{File, Metadata};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::vec::IntoIter;
 
 use rustix::fs::{
     AtFlags, CWD, Dir, Mode, OFlags, ResolveFlags, fgetxattr, flistxattr, mkdirat, openat, openat2,
@@ -182,16 +183,61 @@ pub fn remove_at(path: &Path) -> Result<()> {
     remove(&parent.into(), path.file_name().ok_or(Errno::INVAL)?)
 }
 
-/// Removes all that is in a directory, as [`remove`] does.
+/// A directory that is being emptied.
+struct Emptying {
+    id: Id,
+    /// Its name in the one above it.
+    own: CString,
+    /// What is left in it.
+    names: IntoIter<CString>,
+}
+
+impl Emptying {
+    fn of(dir: &File, own: CString) -> Result<Self> {
+        let mut names = Vec::new();
+        for entry in Dir::read_from(dir)? {
+            let name = entry?.file_name().to_owned();
+            if ![c".", c".."].contains(&name.as_c_str()) {
+                names.push(name);
+            }
+        }
+        Ok(Self { id: id(&metadata(dir)?), own, names: names.into_iter() })
+    }
+}
+
+/// Removes all that is in a directory, as [`remove`] does. Whoever has made it may have made it deeper than there are descriptors, or
+/// room on a stack.
 ///
 /// # Errors
-/// As [`remove`].
+/// As [`remove`]; `ENOENT` if somebody moves a directory away meanwhile.
 pub fn empty(dir: &File) -> Result<()> {
-    let names = Dir::read_from(dir)?.map(|entry| entry.map(|entry| entry.file_name().to_owned()));
-    let names: Vec<_> = names.collect::<Result<_>>()?;
-    let mut all =
-        names.iter().map(|name| name.to_bytes()).filter(|name| ![&b"."[..], b".."].contains(name));
-    all.try_for_each(|name| remove(dir, OsStr::from_bytes(name)))
+    let mut here =
+        dir.try_clone().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    let mut levels = vec![Emptying::of(dir, CString::default())?];
+    while let Some(level) = levels.last_mut() {
+        if let Some(name) = level.names.next() {
+            match unlinkat(&here, &name, AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(Errno::ISDIR) => {
+                    let path = Path::new(OsStr::from_bytes(name.to_bytes()));
+                    here = open(&here, path, OFlags::RDONLY | OFlags::DIRECTORY)?.into();
+                    levels.push(Emptying::of(&here, name)?);
+                }
+                Err(errno) => return Err(errno),
+            }
+            continue;
+        }
+        let (emptied, above) = (levels.pop(), levels.last());
+        if let Some((emptied, above)) = emptied.zip(above) {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            here = openat(&here, "..", flags, Mode::empty())?.into();
+            if id(&metadata(&here)?) != above.id {
+                return Err(Errno::NOENT);
+            }
+            unlinkat(&here, &emptied.own, AtFlags::REMOVEDIR)?;
+        }
+    }
+    Ok(())
 }
 
 /// Lists a directory of a tree, which has this name there. What goes away meanwhile is left out, and what is
@@ -372,6 +418,20 @@ mod tests {
         mknodat(CWD, root.join("fifo"), FileType::Fifo, Mode::RUSR, 0).unwrap();
         let fifo = File::from(tree.open(Path::new("fifo"), OFlags::PATH).unwrap());
         assert_eq!(reopen(&fifo, OFlags::WRONLY).unwrap_err(), Errno::NXIO);
+    }
+
+    /// A container or a job can make one that is deeper than any path is long.
+    #[test]
+    fn a_tree_is_removed_however_deep_it_is() {
+        let (_place, root, tree) = scene();
+        let mut here = tree.dir(Path::new("dir")).unwrap();
+        for _ in 0..3000 {
+            here = make_dir(&here, OsStr::new("deep")).unwrap();
+            mknodat(&here, "fifo", FileType::Fifo, Mode::RUSR, 0).unwrap();
+        }
+        drop(here);
+        remove_at(&root).unwrap();
+        assert!(!root.exists());
     }
 
     /// What somebody else has put there between mkdir and open.
