@@ -140,7 +140,7 @@ fn set_program(batch: &mut Batch<'_>, memory: &ProcessMemory) {
 }
 
 /// What is done to the husks of some tasks.
-type Work = fn(&mut [task::Husks<'_>]) -> Result<()>;
+type HuskWork = fn(&mut [task::Husks<'_>]) -> Result<()>;
 
 /// Gives the threads of all tasks the rest of their state. All that is left to do is to take the stubs out
 /// and to let them go.
@@ -154,7 +154,7 @@ pub(super) fn restore(cx: &mut Restore<'_>) -> Result<()> {
 }
 
 /// Does this to all tasks, to some of them at a time.
-fn in_parts(cx: &mut Restore<'_>, work: Work) -> Result<()> {
+fn in_parts(cx: &mut Restore<'_>, work: HuskWork) -> Result<()> {
     for first in (0..cx.tasks.len()).step_by(SIDE_BY_SIDE) {
         let some = first..cx.tasks.len().min(first + SIDE_BY_SIDE);
         let tasks = cx.tasks[some.clone()].iter_mut();
@@ -171,7 +171,7 @@ fn in_parts(cx: &mut Restore<'_>, work: Work) -> Result<()> {
 
 impl Restore<'_> {
     /// Of the tasks from `first` on, which have these threads.
-    fn rest_of(&self, first: usize, threads: &mut [Vec<Tracee>], work: Work) -> Result<()> {
+    fn rest_of(&self, first: usize, threads: &mut [Vec<Tracee>], work: HuskWork) -> Result<()> {
         let tasks = self.tasks[first..].iter().zip(threads);
         let own = self.tasks[first..].iter().map(|task| self.ns.ids_of(&task.image.homes));
         let own: Vec<IdMaps> = own.take(tasks.len()).collect();
