@@ -41,7 +41,7 @@ struct Said {
 /// Takes it away.
 ///
 /// # Errors
-/// A sentence, if something may be left.
+/// A sentence, if images cannot be read, or a command that removes a part of the lock fails.
 pub(super) fn take_away(place: &Path, names: Names) -> Result<(), String> {
     if !place.join(checkpoint::RECORD).exists() {
         return remove_lock(&noted(place), place);

@@ -123,7 +123,7 @@ impl Core {
         }
     }
 
-    /// The rules, and what was used by them. Who is no administrator sees what is said of the own name, and of projects that
+    /// The rules, and what was used by them. A user who is no administrator sees what is said of the own name, and of projects that
     /// have used something under it or have jobs under it.
     #[must_use]
     pub(super) fn seen_by(&self, who: &Identity) -> (Rules, Usage) {
