@@ -8,8 +8,10 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail, ensure};
 use libtest_mimic::{Arguments, Failed, Trial};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::Value;
 use torpor_images::pagemap::Pagemap;
+use torpor_images::proto::{CoreEntry, PstreeEntry};
 use torpor_images::{ImageDir, Kind, kind};
 use torpor_tests::build;
 use torpor_tests::program::repository;
@@ -153,6 +155,31 @@ fn main() -> Result<ExitCode> {
     Ok(libtest_mimic::run(&arguments, trials).exit_code())
 }
 
+/// Limits that the kernel sets by how much memory a machine has.
+const OF_MEMORY: [(Resource, u32); 2] =
+    [(Resource::Nproc, libc::RLIMIT_NPROC), (Resource::Sigpending, libc::RLIMIT_SIGPENDING)];
+
+/// Has what is started here and these images have the same limits: the lower ones of this machine and of the one that the
+/// images are from.
+fn meet_limits(images: &Path) -> Result<()> {
+    let images = ImageDir::open(images)?;
+    let tree: Vec<PstreeEntry> = images.read_all(kind::PSTREE, 0)?;
+    for task in tree {
+        let mut core: CoreEntry = images.read_one(kind::CORE, task.pid.into())?;
+        let limits = core.tc.as_mut().and_then(|tc| tc.rlimits.as_mut());
+        let Some(limits) = limits else { continue };
+        for (resource, number) in OF_MEMORY {
+            let there = limits.rlimits.get_mut(usize::try_from(number)?);
+            let there = there.context("it has too few limits")?;
+            let most = getrlimit(resource).maximum.unwrap_or(u64::MAX).min(there.max);
+            (there.cur, there.max) = (most, most);
+            setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })?;
+        }
+        images.write_one(kind::CORE, task.pid.into(), &core)?;
+    }
+    Ok(())
+}
+
 fn names() -> impl Iterator<Item = String> {
     let cases = ["restored", "alike", "foreign", "former"];
     MODES.iter().flat_map(move |mode| cases.map(|case| format!("{mode}::{case}")))
@@ -189,6 +216,7 @@ impl World {
         std::fs::create_dir_all("/var/tmp/criu-4.2")?;
         let is_the_one = has_build_id(&program, &images.join("plain"))?;
         ensure!(is_the_one, "sleeper.xz is not the program that the images are of");
+        MODES.iter().try_for_each(|mode| meet_limits(&images.join(mode)))?;
         Ok(World { dir: dir.to_owned(), criu, program })
     }
 
