@@ -457,10 +457,17 @@ pub fn restore(processes: &mut [Husks<'_>]) -> Result<()> {
 /// If the kernel refuses a part, by name; if a husk has ended.
 pub fn finish(processes: &mut [Husks<'_>]) -> Result<()> {
     let most = processes.iter().map(|process| process.threads.len()).max().unwrap_or(0);
-    for number in 0..most {
-        let register = |(thread, rest, _)| thread::register_sequences(thread, rest).transpose();
-        let scripts = numbered(processes, number).filter_map(register);
-        Script::run_all(scripts.collect::<Result<Vec<_>>>()?)?;
+    // A leader's come with its last script.
+    for number in 1..most {
+        let mut scripts = Vec::new();
+        for (thread, rest, _) in numbered(processes, number) {
+            if thread::leave_section(thread, rest)? {
+                let mut script = Script::new(thread);
+                thread::register_sequences(&mut script, rest);
+                scripts.push(script);
+            }
+        }
+        Script::run_all(scripts)?;
     }
     processes.iter_mut().try_for_each(|process| process.queue(Pending::Most))?;
     let scripts = processes.iter_mut().map(Husks::last).collect::<Result<Vec<_>>>()?;
@@ -553,14 +560,19 @@ impl Husks<'_> {
 
     /// What can only come when all threads have their rights and their signals.
     fn last(&mut self) -> Result<Option<Script<'_>>> {
-        let Some(leader) = self.threads.first_mut() else { return Ok(None) };
+        let rests = self.images.threads;
+        let Some((leader, rest)) = self.threads.first_mut().zip(rests.first()) else {
+            return Ok(None);
+        };
         let dumpable = process::dumpable(leader, self.images.memory)?;
+        thread::leave_section(leader, rest)?;
         let mut script = Script::new(leader);
         timers::arm_intervals(&mut script, &self.images.process.timers);
         process::restore_mdwe(&mut script, self.images.memory);
         if let Some(value) = dumpable {
             script.prctl("PR_SET_DUMPABLE", libc::PR_SET_DUMPABLE, value);
         }
+        thread::register_sequences(&mut script, rest);
         Ok(Some(script))
     }
 

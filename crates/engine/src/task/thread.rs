@@ -133,19 +133,20 @@ pub(crate) fn restore(script: &mut Script<'_>, rest: &ThreadRest, personality: u
     restore_settings(script, rest);
 }
 
-/// Registers the restartable sequences of a thread. Its memory may say that it is in a critical section, one that is everywhere:
-/// the kernel would send the husk to the abort handler of that. Older kernels do not forget what stands there.
-pub(crate) fn register_sequences<'t>(
-    thread: &'t mut Tracee,
-    rest: &ThreadRest,
-) -> Result<Option<Script<'t>>> {
-    let Some(sequences) = &rest.sequences else { return Ok(None) };
-    thread.write(section_of(sequences), &[0; 8])?;
+/// Registers the restartable sequences of a thread, which has [left](leave_section) its section.
+pub(crate) fn register_sequences(script: &mut Script<'_>, rest: &ThreadRest) {
+    let Some(sequences) = &rest.sequences else { return };
     let RestartableSequences { address, size, signature, .. } = *sequences;
-    let mut script = Script::new(thread);
     let args = [address, u64::from(size), 0, u64::from(signature)];
     script.step("rseq", (libc::SYS_rseq, args));
-    Ok(Some(script))
+}
+
+/// Has a thread be in no critical section, if it is to have restartable sequences. Its memory may say that it is in one that is
+/// everywhere: the kernel would send the husk to the abort handler of that. Older kernels do not forget what stands there.
+pub(crate) fn leave_section(thread: &mut Tracee, rest: &ThreadRest) -> Result<bool> {
+    let Some(sequences) = &rest.sequences else { return Ok(false) };
+    thread.write(section_of(sequences), &[0; 8])?;
+    Ok(true)
 }
 
 /// Where `struct rseq` (linux/rseq.h) points to the critical section.
