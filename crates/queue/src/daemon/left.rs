@@ -41,7 +41,7 @@ struct Said {
 /// Takes it away.
 ///
 /// # Errors
-/// A sentence, if images cannot be read, or a command that removes a part of the lock fails.
+/// If no key is there for sealed images; if `nft` or `iptables` leaves a part of a lock that is there.
 pub(super) fn take_away(place: &Path, names: Names) -> Result<(), String> {
     if !place.join(checkpoint::RECORD).exists() {
         return remove_lock(&noted(place), place);

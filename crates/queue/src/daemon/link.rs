@@ -2,14 +2,17 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufReader};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use torpor_kernel::proc;
 
 use super::core::Queue;
 use super::disk;
@@ -127,22 +130,27 @@ impl Run {
         }
     }
 
-    /// Whether the run's shepherd lives: it holds the lock until the kernel has ended it,
-    /// and with it all of the job.
+    /// Whether the run's shepherd lives, or anything of the job. It holds the lock until the kernel takes its files; then
+    /// all that is in its pid namespace is ended, and last of all itself.
     #[must_use]
     pub(super) fn is_alive(&self) -> bool {
         let Ok(lock) = File::open(self.dir.run(self.run).join(shepherd::LOCK)) else {
             return false;
         };
         flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err()
+            || self.pid().is_some_and(is_about_to_end)
+    }
+
+    /// The shepherd, or what has its number since it is gone.
+    fn pid(&self) -> Option<Pid> {
+        let text = fs::read_to_string(self.dir.run(self.run).join(shepherd::PID)).ok()?;
+        Pid::from_raw(text.parse().ok()?)
     }
 
     /// Kills the run's shepherd, and with it all of the job, for one that cannot be told anything.
     pub(super) fn kill(&self) {
-        let text = fs::read_to_string(self.dir.run(self.run).join(shepherd::PID)).ok();
-        let pid = text.and_then(|text| Pid::from_raw(text.parse().ok()?));
         // The number is that of another process as soon as it is gone.
-        if let Some(pid) = pid.filter(|_| self.is_alive()) {
+        if let Some(pid) = self.pid().filter(|_| self.is_alive()) {
             let _ = kill_process(pid, Signal::KILL);
         }
     }
@@ -159,4 +167,15 @@ impl Run {
         let ending: Ending = serde_json::from_slice(&text).ok()?;
         (ending.job == self.job && ending.run == self.run).then_some(ending)
     }
+}
+
+/// Whether a process ends, and has not yet with all of its threads. What has its number afterwards does not end.
+fn is_about_to_end(pid: Pid) -> bool {
+    let ends = || proc::stat(pid.as_raw_pid()).is_ok_and(|stat| stat.is_ending());
+    let is_there = |pidfd: OwnedFd| {
+        // It can be read when the last thread is gone.
+        let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];
+        poll(&mut ended, Some(&Timespec::default())) == Ok(0)
+    };
+    ends() && pidfd_open(pid, PidfdFlags::empty()).is_ok_and(is_there)
 }
