@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
@@ -11,7 +11,8 @@ use std::process::ExitCode;
 use clap::{Arg, ArgAction};
 use serde_json::{Value as Json, json};
 use torpor_engine::Audit;
-use torpor_policy::{Ask, Origin};
+use torpor_engine::options::{CgroupMode, CgroupRoot, Cgroups};
+use torpor_policy::{Ask, Origin, Spec};
 use torpor_worker::printable;
 
 use crate::failure::Failure;
@@ -130,11 +131,13 @@ pub fn run(form: Form, args: &[OsString]) -> Result<ExitCode, Failure> {
         _ => return Err(Failure::invalid("it takes one directory")),
     }
     if let Some(bundle) = &bundle {
-        settings.engine.trust.spec = policy::spec(Path::new(bundle))?;
-        if settings.engine.trust.spec.is_none() {
-            let text = format!("{} is no bundle of a container", bundle.display());
-            return Err(Failure::invalid(text));
+        let spec = policy::spec(Path::new(bundle))?.ok_or_else(|| {
+            Failure::invalid(format!("{} is no bundle of a container", bundle.display()))
+        })?;
+        if !found.options.iter().any(|given| given.opt.long == "manage-cgroups") {
+            manage_groups(&mut settings.engine.cgroups, &spec, Path::new(bundle));
         }
+        settings.engine.trust.spec = Some(spec);
     }
     let audit = match has_images {
         true => audit(settings)?,
@@ -146,10 +149,27 @@ pub fn run(form: Form, args: &[OsString]) -> Result<ExitCode, Failure> {
         (Form::Audit, true) => json_of(&audit).to_string() + "\n",
         (Form::Audit, false) => text_of(&audit),
     };
-    // A reader that goes away early is no failure.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    let mut stdout = std::io::stdout();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        // A reader that goes away early is no failure.
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => {
+            return Err(Failure::io("standard output", &e));
+        }
+        _ => {}
+    }
     let fine = form == Form::Plan || audit.violations.is_empty();
     Ok(if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// A runtime has the control groups of a container managed, below the one that it has made for it.
+fn manage_groups(groups: &mut Cgroups, spec: &Spec, bundle: &Path) {
+    groups.manage = CgroupMode::Soft;
+    if groups.roots.is_empty() {
+        // One that the runtime chooses is known to it alone; what is judged is what lies below.
+        let chosen = || format!("/{}", bundle.file_name().unwrap_or_default().to_string_lossy());
+        let path = spec.group().map_or_else(chosen, str::to_owned);
+        groups.roots.push(CgroupRoot { controller: None, path });
+    }
 }
 
 fn audit(mut settings: Settings) -> Result<Audit, Failure> {

@@ -52,9 +52,7 @@ impl Rules {
         let binds = spec.mounts.iter().filter(|mount| mount.is_bind());
         let sources = binds.map(|mount| ("a mount", mount.source.as_str())).chain(root);
         let sources = denied("mounts.sources", &self.sources, sources);
-        // Others are below the group that the runtime is in.
-        let group = Some(spec.linux.cgroups_path.as_str()).filter(|path| path.starts_with('/'));
-        let groups = group.map(|path| ("the control group", path)).into_iter();
+        let groups = spec.group().map(|path| ("the control group", path)).into_iter();
         sources.chain(denied("cgroups.allow", &self.cgroups, groups)).collect()
     }
 

@@ -531,6 +531,9 @@ impl Rules {
     fn deny_mount(&self, mount: &Mount, passed: &Passed) -> Option<Denial> {
         match &mount.from {
             From::Root | From::Part { .. } => None,
+            From::Given { key, path: None } if !runtime::may_name(key, passed) => {
+                Some(("mounts.sources", "the calling runtime mounts nothing there".to_owned()))
+            }
             From::Given { path, .. } => self.deny_source(path.as_deref(), true, passed),
             From::Device { path, .. } => self
                 .deny_source(path.as_deref(), true, passed)

@@ -181,6 +181,13 @@ fn groups_given<'s>(mount: &Mount, spec: &'s Spec) -> Option<&'s SpecMount> {
     groups_of_key(key, spec)
 }
 
+/// Whether a runtime may give something for this key: they name the places of what the configuration mounts, or what is
+/// below them.
+pub(crate) fn may_name(key: &str, passed: &Passed) -> bool {
+    let Some(spec) = &passed.spec else { return true };
+    spec.mounts.iter().any(|wanted| is_below(key, &wanted.destination))
+}
+
 pub(crate) fn groups_of_key<'s>(key: &str, spec: &'s Spec) -> Option<&'s SpecMount> {
     if spec.mounts.iter().any(|wanted| wanted.is_bind() && plain(&wanted.destination) == plain(key))
     {
@@ -413,6 +420,16 @@ pub(crate) mod tests {
     use crate::mount::FileSystem;
     use crate::origin::{Checked, Origin};
     use crate::rules::Policy;
+
+    #[test]
+    fn what_is_given_lies_where_the_configuration_mounts() {
+        let text = br#"{"ociVersion":"1.0","mounts":[{"destination":"/data"},{"destination":"/sys/fs/cgroup"}]}"#;
+        let spec = Some(Spec::parse(text).unwrap().unwrap());
+        let passed = Passed { spec, ..Passed::default() };
+        assert!(may_name("/data", &passed) && may_name("/sys/fs/cgroup/pids", &passed));
+        assert!(!may_name("/etc", &passed) && !may_name("/database", &passed));
+        assert!(may_name("/etc", &Passed::default()), "no runtime says what it mounts");
+    }
 
     #[test]
     fn the_rules_of_the_group_give_devices() {

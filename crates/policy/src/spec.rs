@@ -114,6 +114,14 @@ pub(crate) struct Linux {
     pub(crate) readonly_paths: Vec<String>,
 }
 
+impl Spec {
+    /// The control group of the container, if the configuration gives it in full: any other is below that of its runtime.
+    #[must_use]
+    pub fn group(&self) -> Option<&str> {
+        Some(self.linux.cgroups_path.as_str()).filter(|path| path.starts_with('/'))
+    }
+}
+
 impl SpecMount {
     /// Whether it shows a path of this host.
     pub(crate) fn is_bind(&self) -> bool {

@@ -56,6 +56,13 @@ const OF_NAMESPACES: [(&str, &[Kind]); 7] = [
     ("time", &[kind::TIMENS]),
 ];
 
+/// What says of a namespace how it is: each dump writes one of these.
+const SAYING: [(NsKind, &[Kind]); 3] = [
+    (NsKind::Uts, &[kind::UTSNS]),
+    (NsKind::Ipc, &[kind::IPC_VAR]),
+    (NsKind::Net, &[kind::NETDEV, kind::NETNS]),
+];
+
 /// Checks all of them.
 ///
 /// # Errors
@@ -119,7 +126,7 @@ impl Numbers {
     }
 }
 
-/// What no restore makes for a part of the tasks only.
+/// What no restore makes for a part of the tasks only, and namespaces of theirs that nothing is known of.
 fn nested(checkpoint: &Checkpoint<'_>) -> Result<()> {
     let mut tasks = checkpoint.tasks.iter().filter(|task| !task.zombie);
     let Some(root) = tasks.next() else { return Ok(()) };
@@ -127,6 +134,15 @@ fn nested(checkpoint: &Checkpoint<'_>) -> Result<()> {
         if task.homes.own(NsKind::Time).is_none() && root.homes.own(NsKind::Time).is_some() {
             let reason = "its clocks are the host's, and those of the root task are not".to_owned();
             return invalid(kind::CORE.file_name(task.pid.into()), reason);
+        }
+        for (kind, images) in SAYING {
+            let own = task.homes.own(kind).filter(|_| task.homes.own(kind) != root.homes.own(kind));
+            let Some(number) = own else { continue };
+            let mut says = images.iter().map(|image| checkpoint.images.has(*image, number.into()));
+            if !says.try_fold(false, |any, says| says.map(|says| any || says))? {
+                let reason = format!("{} namespace {number} has no image", kind.name());
+                return invalid(kind::CORE.file_name(task.pid.into()), reason);
+            }
         }
     }
     Ok(())

@@ -62,6 +62,22 @@ fn namespace_numbers() {
                 &["core-", " is a net and a ipc namespace"],
             ),
             (
+                "a network of a child's that nothing tells of",
+                |images| {
+                    let child = *images.tasks().last().unwrap();
+                    images.ids(child, |ids| ids.net_ns_id = Some(900_002));
+                },
+                &["core-", "net namespace 900002 has no image"],
+            ),
+            (
+                "a name of a child's that nothing tells of",
+                |images| {
+                    let child = *images.tasks().last().unwrap();
+                    images.ids(child, |ids| ids.uts_ns_id = Some(900_002));
+                },
+                &["core-", "uts namespace 900002 has no image"],
+            ),
+            (
                 "the host's",
                 |images| {
                     let root = images.root_ids();
