@@ -261,6 +261,10 @@ fn unopened(error: &io::Error) -> Error {
         Some(rustls::Error::AlertReceived(alert)) => Error(format!(
             "TLS: the other end says {alert:?}: it does not accept the certificate of --cert, or this is not what it speaks"
         )),
+        Some(rustls::Error::InvalidCertificate(why)) if why.to_string().contains("UnsupportedCertVersion") => Error(
+            "TLS: the certificate of the other end is of version 1, which names no host: make one with a subjectAltName"
+                .into(),
+        ),
         Some(rustls::Error::InvalidCertificate(why)) => Error(format!(
             "TLS: the certificate of the other end is not one of --ca for the name that it was called by: {why}"
         )),

@@ -142,7 +142,8 @@ pub(super) fn obstacle(forest: &Forest, node: Node, host: &Tree) -> Option<&'sta
     let has_others = forest.mount(node).master.is_some() || is_passed_on(node);
     (has_others || parent.is_some_and(is_passed_on)).then_some(
         "it keeps a namespace, shows a nested pid namespace, or lies on a procfs that does, and what \
-         is mounted there is passed on to other mounts; make it and the mount below it private",
+         is mounted there is passed on to other mounts; make it and the mount below it private, or start a program in \
+         another network by `nsenter --net=/run/netns/NAME` in place of `ip netns exec`",
     )
 }
 
