@@ -94,6 +94,7 @@ impl Run {
         while let Some(stream) = self.connect() {
             self.listen(queue, &stream);
         }
+        self.wait_for_the_job();
         let ending = self.last_word();
         if ending.is_none() && queue.lock().counts(self.job, self.run) {
             // All that it has saved is read, however long that takes. Nobody waits for it.
@@ -130,15 +131,23 @@ impl Run {
         }
     }
 
-    /// Whether the run's shepherd lives, or anything of the job. It holds the lock until the kernel takes its files; then
-    /// all that is in its pid namespace is ended, and last of all itself.
+    /// Whether the run's shepherd lives: it holds the lock until the kernel takes its files. All that is in its pid namespace is
+    /// ended after that, and last of all itself.
     #[must_use]
     pub(super) fn is_alive(&self) -> bool {
         let Ok(lock) = File::open(self.dir.run(self.run).join(shepherd::LOCK)) else {
             return false;
         };
         flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err()
-            || self.pid().is_some_and(is_about_to_end)
+    }
+
+    /// Waits until all of the job has ended behind a shepherd that is gone.
+    fn wait_for_the_job(&self) {
+        // What was frozen when it was killed stays there, killed and frozen.
+        let _ = shepherd::cgroups(&self.dir).set_frozen(false);
+        while self.pid().is_some_and(is_about_to_end) {
+            thread::sleep(Duration::from_millis(2));
+        }
     }
 
     /// The shepherd, or what has its number since it is gone.
@@ -159,6 +168,7 @@ impl Run {
         while self.is_alive() {
             thread::sleep(Duration::from_millis(2));
         }
+        self.wait_for_the_job();
     }
 
     /// What the shepherd has left on stable storage, if the run had come to its end.
