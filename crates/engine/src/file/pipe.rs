@@ -363,7 +363,9 @@ mod tests {
         pipes.load(&images, &[]).unwrap();
         for pipe in [7, 8] {
             let end = PipeEnd { file: pipe, pipe, flags: OFlags::WRONLY.bits() };
-            let end = pipes.open(&[given.clone()], &Roots::default(), &end, Some(user)).unwrap();
+            let end = pipes
+                .open(std::slice::from_ref(&given), &Roots::default(), &end, Some(user))
+                .unwrap();
             assert_eq!(rustix::fs::fstat(end).unwrap().st_uid, user, "{pipe}");
         }
     }
