@@ -46,10 +46,9 @@ struct Asleep<'a> {
 }
 
 /// What shows itself only when a path or a handle is opened, or where a restore lacks an option: an audit opens nothing.
-const UNSEEN: [&str; 19] = [
+const UNSEEN: [&str; 18] = [
     "a name that a dump has given to root's file",
     "a plain file of tun",
-    "a profile",
     "a socket in a directory of root's",
     "a stream",
     "a stream that waits",
@@ -129,6 +128,11 @@ impl<'a> Asleep<'a> {
 
     /// Changes a copy of the images in each of the ways.
     fn refused(&self, rows: &[Row]) {
+        self.refused_and(rows, |_| {});
+    }
+
+    /// The same, and does something with each copy.
+    fn refused_and(&self, rows: &[Row], also: impl Fn(&str)) {
         let images = self.scratch.join("images");
         let whole = self.scratch.join("whole");
         let _ = fs::remove_dir_all(&whole);
@@ -149,7 +153,7 @@ impl<'a> Asleep<'a> {
             }
             assert!(!cgroup_left(id), "{what}: a cgroup is left");
             self.container.runc("state").arg(id).fail();
-            self.audited(what);
+            also(what);
             assert_eq!(fs::read_to_string(self.scratch.join("ro/kept")).unwrap(), "kept", "{what}");
             let left = fs::read_dir(self.scratch.join("vol")).unwrap().count();
             assert_eq!(left, 1, "{what}: something is left in the volume");
@@ -198,7 +202,19 @@ pub(crate) fn refuses(name: &str, rows: &[Row]) {
 /// The same, under a policy.
 pub(crate) fn refuses_by(name: &str, policy: &str, rows: &[Row]) {
     let scratch = Scratch::new(name);
-    refuses_of(&scratch, &bundle(&scratch), policy, rows, |_| {});
+    let bundle = bundle(&scratch);
+    let (asleep, policy) = under(&scratch, &bundle, policy);
+    asleep.refused_and(rows, |what| asleep.audited(what));
+    fs::write(policy, "").unwrap();
+    asleep.wakes();
+}
+
+/// A container, asleep, and the file with the policy for its images.
+fn under<'a>(scratch: &'a Scratch, bundle: &'a Bundle, policy: &str) -> (Asleep<'a>, PathBuf) {
+    let file = scratch.join("policy.toml");
+    fs::write(&file, policy).unwrap();
+    scratch.configure(&format!("{FOREIGN}policy {}\n", file.display()));
+    (Asleep::of(scratch, bundle), file)
 }
 
 /// The same with the container of a bundle, whose images come back after a change of another kind.
@@ -209,10 +225,7 @@ pub(crate) fn refuses_of(
     rows: &[Row],
     harmless: impl FnOnce(&Images),
 ) {
-    let file = scratch.join("policy.toml");
-    fs::write(&file, policy).unwrap();
-    scratch.configure(&format!("{FOREIGN}policy {}\n", file.display()));
-    let asleep = Asleep::of(scratch, bundle);
+    let (asleep, file) = under(scratch, bundle, policy);
     asleep.refused(rows);
     // The group of the unchanged container may use what the policy of some rows denies.
     fs::write(&file, "").unwrap();
