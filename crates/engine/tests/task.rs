@@ -201,6 +201,7 @@ fn nobody_looks_into_a_process_before_all_of_it_is_a_task() {
         limits,
         scheduling,
         profile: None,
+        is_lazy: false,
     };
     let threads = std::slice::from_mut(&mut husk);
     task::restore(&mut [Husks { threads, images: images() }]).unwrap();
@@ -259,6 +260,7 @@ fn all_state_comes_back() {
         limits,
         scheduling,
         profile,
+        is_lazy: false,
     };
     let processes = &mut [Husks { threads: &mut husks, images }];
     task::restore(processes).unwrap();

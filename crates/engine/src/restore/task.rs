@@ -188,6 +188,7 @@ impl Restore<'_> {
                 limits: &image.limits,
                 scheduling: &image.scheduling,
                 profile: self.opts.birth.lsm_profile.as_deref(),
+                is_lazy: self.lazy.any(),
             };
             Some(task::Husks { threads, images })
         });

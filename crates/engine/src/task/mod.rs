@@ -417,6 +417,8 @@ pub struct Images<'a> {
     pub scheduling: &'a [Scheduling],
     /// The security profile to use instead of those in the image.
     pub profile: Option<&'a str>,
+    /// Whether some of its memory may come yet: nobody but its husks may wait for that.
+    pub is_lazy: bool,
 }
 
 /// The husks of a process that is restored.
@@ -460,8 +462,9 @@ pub fn finish(processes: &mut [Husks<'_>]) -> Result<()> {
     // A leader's come with its last script.
     for number in 1..most {
         let mut scripts = Vec::new();
-        for (thread, rest, _) in numbered(processes, number) {
-            if thread::leave_section(thread, rest)? {
+        for (thread, rest, images) in numbered(processes, number) {
+            if rest.sequences.is_some() {
+                thread::leave_section(thread, rest, images.is_lazy)?;
                 let mut script = Script::new(thread);
                 thread::register_sequences(&mut script, rest);
                 scripts.push(script);
@@ -565,7 +568,7 @@ impl Husks<'_> {
             return Ok(None);
         };
         let dumpable = process::dumpable(leader, self.images.memory)?;
-        thread::leave_section(leader, rest)?;
+        thread::leave_section(leader, rest, self.images.is_lazy)?;
         let mut script = Script::new(leader);
         timers::arm_intervals(&mut script, &self.images.process.timers);
         process::restore_mdwe(&mut script, self.images.memory);

@@ -143,10 +143,14 @@ pub(crate) fn register_sequences(script: &mut Script<'_>, rest: &ThreadRest) {
 
 /// Has a thread be in no critical section, if it is to have restartable sequences. Its memory may say that it is in one that is
 /// everywhere: the kernel would send the husk to the abort handler of that. Older kernels do not forget what stands there.
-pub(crate) fn leave_section(thread: &mut Tracee, rest: &ThreadRest) -> Result<bool> {
-    let Some(sequences) = &rest.sequences else { return Ok(false) };
-    thread.write(section_of(sequences), &[0; 8])?;
-    Ok(true)
+///
+/// Memory that is still to come is left as it comes: whoever writes to it waits for it, and would for ever if the husk is
+/// killed. What a husk is sent to then it does with the rights of its task.
+pub(crate) fn leave_section(thread: &mut Tracee, rest: &ThreadRest, is_lazy: bool) -> Result<()> {
+    match &rest.sequences {
+        Some(sequences) if !is_lazy => Ok(thread.write(section_of(sequences), &[0; 8])?),
+        _ => Ok(()),
+    }
 }
 
 /// Where `struct rseq` (linux/rseq.h) points to the critical section.
