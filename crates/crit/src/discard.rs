@@ -130,11 +130,8 @@ fn locked(images: &ImageDir) -> Result<Vec<Vec<String>>> {
     let streams = images.ids(kind::TCP_STREAM)?;
     if !images.has(kind::INVENTORY, 0)? {
         // Of a dump that was killed.
-        return Ok(images
-            .names()?
-            .iter()
-            .filter_map(|name| Some(delete(lock::noted(name)?)))
-            .collect());
+        let names = images.names()?;
+        return Ok(names.iter().filter_map(|name| lock::noted(name)).map(lock::removal).collect());
     }
     if streams.is_empty() {
         return Ok(Vec::new());
@@ -164,12 +161,7 @@ fn typed(commands: &[Vec<String>]) -> String {
 fn table(id: &str) -> Option<Vec<String>> {
     // It becomes a word of a command: nothing but what our own names are made of.
     let is_plain = !id.is_empty() && id.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
-    is_plain.then(|| delete(&lock::table(id)))
-}
-
-/// The command that removes a table.
-fn delete(table: &str) -> Vec<String> {
-    ["nft", "delete", "table", lock::FAMILY, table].map(str::to_owned).to_vec()
+    is_plain.then(|| lock::removal(&lock::table(id)))
 }
 
 /// The commands that remove the rules of connections, one for each rule: there may be thousands, and each may be gone

@@ -29,6 +29,12 @@ pub fn is_table(name: &str) -> bool {
     name.starts_with(PREFIX)
 }
 
+/// The words of the command that removes a table.
+#[must_use]
+pub fn removal(table: &str) -> Vec<String> {
+    ["nft", "delete", "table", FAMILY, table].map(str::to_owned).to_vec()
+}
+
 /// The name of the empty file that notes, beside the images of a dump that is under way, which table it has made: a dump
 /// that is killed with what would undo its work leaves both. It goes when the inventory names the table.
 #[must_use]

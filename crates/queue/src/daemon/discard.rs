@@ -48,8 +48,8 @@ impl Core {
             let name = entry.file_name();
             let id = name.to_str().and_then(|name| name.split('-').next()?.parse().ok());
             let is_over =
-                id.and_then(|id| self.jobs.get(&id)).is_some_and(|job| job.place == Place::Ended);
-            let names = id.filter(|_| is_over).map_or(Names::Stay, |id| self.names(id));
+                |id: &JobId| self.jobs.get(id).is_some_and(|job| job.place == Place::Ended);
+            let names = id.filter(is_over).map_or(Names::Stay, |id| self.names(id));
             Discarded(entry.path()).discard(names);
         }
     }

@@ -69,11 +69,7 @@ fn noted(place: &Path) -> Vec<Vec<String>> {
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect::<Vec<_>>()
     };
     let files = names(place).into_iter().flat_map(|round| names(&place.join(round)));
-    let remove = |file: String| {
-        let words = ["nft", "delete", "table", lock::FAMILY, lock::noted(&file)?];
-        Some(words.map(str::to_owned).to_vec())
-    };
-    files.filter_map(remove).collect()
+    files.filter_map(|file| lock::noted(&file).map(lock::removal)).collect()
 }
 
 /// Calls commands, each of which removes a part of a lock. One that fails keeps none of the others from it.
