@@ -10,6 +10,7 @@ use torpor_worker::{Event, Heir, Worker};
 use super::Source;
 use super::frozen::Frozen;
 use super::link::{Happening, unexpected};
+use super::round::let_go;
 use crate::engine;
 use crate::error::{Error, Result};
 use crate::host::boot;
@@ -43,9 +44,14 @@ impl Source<'_> {
     /// The tasks are stopped here and their images complete there.
     pub(super) fn decide(&mut self, mut worker: Worker) -> Result<i32> {
         // While the destination makes them.
-        let frozen = self.frozen()?;
-        self.prepared(&mut worker)?;
-        self.record_decision(frozen, Some(&worker))?;
+        let ready = self.frozen().and_then(|frozen| {
+            self.prepared(&mut worker)?;
+            self.record_decision(frozen, Some(&worker))
+        });
+        if let Err(error) = ready {
+            let_go(worker);
+            return Err(error);
+        }
         let undecided = self.awaited().decision();
         let told = match self.go() {
             Ok(pid) => Ok((Verdict::There(pid), None)),
@@ -75,9 +81,7 @@ impl Source<'_> {
                 Ok(pid)
             }
             Verdict::Here => {
-                // It says that somebody said no.
-                let done = worker.answer(false).map_err(Error::from);
-                let _ = done.and_then(|()| engine::finish("dump", worker));
+                let_go(worker);
                 go_on(&self.ledger);
                 self.ledger.conclude(Phase::Stayed);
                 Err(stays(why))
@@ -88,8 +92,11 @@ impl Source<'_> {
     /// The tasks are stopped here, and all but their pages is there. The job serves these from
     /// here on, and ends the tasks when the destination has all of them, or lets them go on.
     pub(super) fn lend(&mut self, mut worker: Worker) -> Result<i32> {
-        let frozen = self.frozen()?;
-        self.record_decision(frozen, None)?;
+        let ready = self.frozen().and_then(|frozen| self.record_decision(frozen, None));
+        if let Err(error) = ready {
+            let_go(worker);
+            return Err(error);
+        }
         // The job ends the tasks before it is known here that they have moved.
         if let Some((container, root)) = container_of(self.ledger.record()) {
             container.look_away(root);

@@ -86,6 +86,18 @@ impl Source<'_> {
     pub(super) fn last_round(&mut self) -> Result<Worker> {
         let number = u32::try_from(self.rounds.len()).unwrap_or(u32::MAX).saturating_add(1);
         let sent = self.link.meter.sent();
+        let (worker, start) = self.stop(number)?;
+        match self.complete(number, start, sent) {
+            Ok(()) => Ok(worker),
+            Err(error) => {
+                let_go(worker);
+                Err(error)
+            }
+        }
+    }
+
+    /// Stops the tasks: the job, which waits with its pages written, and when the tasks had to stop.
+    fn stop(&mut self, number: u32) -> Result<(Worker, Instant)> {
         self.link.know_earlier(Some(&self.cancel))?;
         let kind = if self.plan.mode.is_lazy() { RoundKind::Lazy } else { RoundKind::Last };
         let mut worker = self.start_round(number, kind)?;
@@ -111,6 +123,11 @@ impl Source<'_> {
                 Happening::Said(reply) => return Err(unexpected(reply)),
             }
         }
+        Ok((worker, start))
+    }
+
+    /// The tasks are stopped: all of the last round that is no page goes, too. It began at `start`, when `sent` bytes had gone.
+    fn complete(&mut self, number: u32, start: Instant, sent: u64) -> Result<()> {
         let complete = Instant::now();
         let first = self.link.meter.first().map_or(complete, |first| first.min(complete));
         self.has_stopped = true;
@@ -139,7 +156,7 @@ impl Source<'_> {
             held: Duration::ZERO,
             frozen: arrived.saturating_duration_since(start),
         });
-        Ok(worker)
+        Ok(())
     }
 
     /// The process that traces the tasks. The first thread of a process may have ended before others: nobody traces that.
@@ -263,6 +280,14 @@ impl Source<'_> {
             reply => Err(unexpected(reply)),
         }
     }
+}
+
+/// A job that waits lets the tasks go on, and has done so when this returns: if it were ended, somebody else would, some
+/// time later.
+pub(super) fn let_go(worker: Worker) {
+    // It says that somebody said no.
+    let done = worker.answer(false).map_err(Error::from);
+    let _ = done.and_then(|()| engine::finish("dump", worker));
 }
 
 fn statistic(outcome: &Outcome, name: &str) -> u64 {
