@@ -128,23 +128,27 @@ fn one_owner_keeps_nobody_out() {
     let place = format!("127.0.0.1:{}", port::free());
     let address = format!("http://{place}");
     let _daemon = Daemon::start(&["--listen", &address, "--tokens", tokens.to_str().unwrap()]);
+    // Of those that have not shown yet who they are one may have been closed for another one.
     let begin = |owner: &str, line: &str| {
         let mut stream = TcpStream::connect(&place).unwrap();
         let token = format!("Authorization: Bearer token-of-{owner}-which-is-long");
         let head = format!("{line} HTTP/1.1\r\n{token}\r\nContent-Length: 10\r\n\r\n");
-        stream.write_all(head.as_bytes()).unwrap();
+        let _ = stream.write_all(head.as_bytes());
         stream
     };
     let list = |owner: &str| {
         let mut stream = begin(owner, "GET /v1/jobs");
-        stream.write_all(b"0123456789").unwrap();
+        let _ = stream.write_all(b"0123456789");
         let mut said = String::new();
-        BufReader::new(&stream).read_line(&mut said).unwrap();
-        said.split(' ').nth(1).unwrap().to_owned()
+        let _ = BufReader::new(&stream).read_line(&mut said);
+        said.split(' ').nth(1).unwrap_or("nothing").to_owned()
     };
     // Their bodies do not come.
-    let held: Vec<_> = (0..384).map(|_| begin("ann", "POST /v1/jobs")).collect();
-    common::until("there is no place for her", || (list("ann") == "429").then_some(()));
+    let mut held = Vec::new();
+    common::until("there is no place for her", || {
+        held.extend((0..32).map(|_| begin("ann", "POST /v1/jobs")));
+        (list("ann") == "429").then_some(())
+    });
     assert_eq!(list("bob"), "200");
     drop(held);
     common::until("there is a place again", || (list("ann") == "200").then_some(()));
