@@ -5,6 +5,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::config::Config;
+use super::core::NotTaken;
 use crate::spec::{Spec, User};
 
 /// Who asks.
@@ -46,6 +48,18 @@ impl Identity {
         if let Some(user) = &self.user {
             spec.user.clone_from(user);
         }
+    }
+
+    /// Holds a submission, whose owner is known, to what its sender is granted.
+    ///
+    /// # Errors
+    /// If it asks for more.
+    pub(super) fn bound(&self, config: &Config, spec: &mut Spec) -> Result<(), NotTaken> {
+        if self.admin {
+            return Ok(());
+        }
+        let grant = config.grant_of(&spec.owner);
+        grant.apply(spec, &config.default_class).map_err(NotTaken::Beyond)
     }
 
     /// Whether they may see and change jobs of an owner.

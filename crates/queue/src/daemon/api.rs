@@ -212,12 +212,16 @@ fn submit(queue: &Arc<Queue>, who: &Identity, request: &Request) -> Response {
         let is_seen = |id| core.jobs.get(id).is_some_and(|job| who.may(&job.spec.owner));
         match spec.after.iter().find(|id| !is_seen(id)) {
             Some(&missing) => Err(NotTaken::no_first(missing)),
-            None => core.submit(spec, key),
+            None => {
+                who.bound(&core.config, &mut spec)?;
+                core.submit(spec, key)
+            }
         }
     });
     match submitted {
         Ok(id) => Response { status: 201, ..Response::json(&accepted(&queue.lock(), id)) },
         Err(NotTaken::Senseless(text)) => Response::problem(400, &text),
+        Err(NotTaken::Beyond(text)) => Response::problem(403, &text),
         Err(NotTaken::TooMany(text)) => Response::problem(429, &text),
         Err(NotTaken::KeyReused) => {
             Response::problem(422, "another job was submitted under this key")

@@ -9,6 +9,7 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use torpor_images::compress::Compression;
 
+use super::grant::Grant;
 use crate::http::Address;
 use crate::objects::{self, Objects};
 use crate::preemption::Means;
@@ -69,6 +70,11 @@ pub(crate) struct Config {
     /// Bytes that the jobs of one owner may take by what was said of them when they were submitted (default: 256 MiB; no
     /// limit if it is null). Of those that are over the oldest are forgotten when half of it is taken.
     pub descriptions: Option<u64>,
+    /// What owners may ask for in their jobs, by their names: `uid-N` on the Unix socket, else as tokens have them.
+    /// Administrators may ask for everything.
+    pub grants: BTreeMap<String, Grant>,
+    /// What all others may ask for (default: everything).
+    pub default_grant: Grant,
     /// Where checkpoints are kept apart from this machine: `dir:PATH`, or `s3://BUCKET/PREFIX`.
     pub store: Option<String>,
     /// Milliseconds without a sign of life in the store after which this daemon counts as gone.
@@ -96,6 +102,8 @@ impl Default for Config {
             images: None,
             retention: Retention::default(),
             descriptions: Some(256 << 20),
+            grants: BTreeMap::new(),
+            default_grant: Grant::default(),
             store: None,
             lease: 60_000,
         }
@@ -160,6 +168,7 @@ impl Config {
         }
         self.check_times()?;
         self.check_shares()?;
+        self.check_grants()?;
         let has_default = self.rules.classes.contains_key(&self.default_class);
         if !has_default && self.default_class != Self::default().default_class {
             return Err(format!(
@@ -213,6 +222,28 @@ impl Config {
             }
             None => Ok(()),
         }
+    }
+
+    /// A class that is misspelt would leave its owners without any.
+    fn check_grants(&self) -> Result<(), String> {
+        let is_class = |name: &&String| {
+            **name == self.default_class || self.rules.classes.contains_key(name.as_str())
+        };
+        let named = self.grants.iter().map(|(name, grant)| (format!("the grant of {name}"), grant));
+        for (whose, grant) in named.chain([("default_grant".to_owned(), &self.default_grant)]) {
+            grant.check().map_err(|e| format!("{whose}: {e}"))?;
+            let mut classes = grant.classes.iter().flatten();
+            if let Some(class) = classes.find(|name| !is_class(name)) {
+                return Err(format!("{whose}: no class {class:?} is configured"));
+            }
+        }
+        Ok(())
+    }
+
+    /// What an owner who is no administrator may ask for.
+    #[must_use]
+    pub(super) fn grant_of(&self, owner: &str) -> &Grant {
+        self.grants.get(owner).unwrap_or(&self.default_grant)
     }
 
     /// Seals something for each class whose checkpoints are sealed, and opens it again: what could not be
@@ -324,6 +355,9 @@ mod tests {
             (r#"{ "mean_time_between_failures": 0 }"#, "mean_time_between_failures"),
             (r#"{ "pool": { "b": "b.example:7777" } }"#, "machine b"),
             (r#"{ "pool": { "b": "http://b.example:7777" } }"#, "machine b"),
+            (r#"{ "grants": { "ann": { "classes": ["bacth"] } } }"#, "bacth"),
+            (r#"{ "default_grant": { "projects": [] } }"#, "projects"),
+            (r#"{ "grants": { "ann": { "pids": 0 } } }"#, "grant of ann"),
             (r#"{ "rules": { "quotas": { "ann": { "slots": 1 } } } }"#, "ann"),
             (r#"{ "rules": { "shares": { "owners": { "ann": 0 } } } }"#, "ann"),
             (r#"{ "rules": { "shares": { "half_life": 0 } } }"#, "half_life"),

@@ -610,6 +610,8 @@ impl Undone {
 pub(super) enum NotTaken {
     /// It makes no sense.
     Senseless(String),
+    /// Its owner may not ask for that; says what is granted.
+    Beyond(String),
     /// Another job was submitted under this key.
     KeyReused,
     /// Its owner has too many already; a sentence.

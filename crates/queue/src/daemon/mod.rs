@@ -13,6 +13,7 @@ mod disk;
 mod ends;
 mod follow;
 mod foresee;
+mod grant;
 mod import;
 mod kept;
 mod lease;

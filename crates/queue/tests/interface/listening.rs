@@ -154,6 +154,60 @@ fn one_owner_keeps_nobody_out() {
     common::until("there is a place again", || (list("ann") == "200").then_some(()));
 }
 
+/// An owner could name a project of others, and use up what it has.
+#[test]
+fn who_asks_for_more_than_is_granted_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let [tokens, config] = ["tokens", "config"].map(|name| dir.path().join(name));
+    let all = json!([
+        { "token": "token-of-ann-which-is-long", "owner": "ann" },
+        { "token": "token-of-bob-which-is-long", "owner": "bob" },
+        { "token": "administrator-token", "owner": "root", "admin": true },
+    ]);
+    std::fs::write(&tokens, all.to_string()).unwrap();
+    let granted = json!({
+        "grants": { "ann": { "projects": ["kernel"], "memory": 268_435_456 } },
+        "default_grant": { "classes": ["batch"], "priority": 0 },
+    });
+    std::fs::write(&config, granted.to_string()).unwrap();
+    let address = format!("http://127.0.0.1:{}", port::free());
+    let [tokens, config] = [&tokens, &config].map(|path| path.to_str().unwrap());
+    let _daemon = Daemon::start(&["--listen", &address, "--tokens", tokens, "--config", config]);
+    let submit = |token: &str, words: &[&str]| {
+        let output = Command::new(common::torpor())
+            .args(["queue", "submit"])
+            .args(words)
+            .args(["--", "true"])
+            .envs([("TORPOR_QUEUE", address.as_str()), ("TORPOR_QUEUE_TOKEN", token)])
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.success(), said)
+    };
+    let [ann, bob] = ["token-of-ann-which-is-long", "token-of-bob-which-is-long"];
+    for (token, words, why) in [
+        (ann, ["--project", "web"], "jobs of ann may have --project kernel, and not web"),
+        (ann, ["--memory", "1G"], "jobs of ann may have --memory up to 268435456"),
+        (bob, ["--project", "web"], "jobs of bob may have --class batch, and not normal"),
+        (bob, ["--class", "interactive"], "jobs of bob may have --class batch"),
+    ] {
+        let (taken, said) = submit(token, &words);
+        assert!(!taken && said.contains(why), "{words:?}: {said}");
+    }
+    let (taken, said) = submit(bob, &["--class", "batch", "--priority", "1"]);
+    assert!(!taken && said.contains("jobs of bob may have --priority up to 0"), "{said}");
+    for (token, words) in [
+        (ann, &["--project", "kernel/net", "--class", "interactive", "--priority", "9"][..]),
+        (bob, &["--class", "batch", "--project", "web", "--memory", "1G"]),
+        ("administrator-token", &["--project", "web", "--priority", "9"]),
+    ] {
+        let (taken, said) = submit(token, words);
+        assert!(taken, "{words:?}: {said}");
+    }
+}
+
 /// Somebody else forks without end, and is ended.
 #[test]
 fn a_daemon_without_threads_for_a_while_answers_again() {
