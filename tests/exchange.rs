@@ -8,7 +8,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail, ensure};
 use libtest_mimic::{Arguments, Failed, Trial};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setpriority_process, setrlimit};
 use serde_json::Value;
 use torpor_images::pagemap::Pagemap;
 use torpor_images::proto::{CoreEntry, PstreeEntry};
@@ -217,6 +217,8 @@ impl World {
         let is_the_one = has_build_id(&program, &images.join("plain"))?;
         ensure!(is_the_one, "sleeper.xz is not the program that the images are of");
         MODES.iter().try_for_each(|mode| meet_limits(&images.join(mode)))?;
+        // Nobody had made the program nice that the images are of.
+        setpriority_process(None, 0)?;
         Ok(World { dir: dir.to_owned(), criu, program })
     }
 
