@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read, Seek};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -44,6 +45,10 @@ impl Run for Command {
         let line = format!("{self:?}");
         let mut child = self.spawn().unwrap_or_else(|error| panic!("{line}: {error}"));
         let status = wait(&mut child).unwrap_or_else(|| {
+            // What tidies up after a failure, whose second panic would end all other tests of the program.
+            if std::thread::panicking() {
+                return ExitStatus::from_raw(libc::SIGKILL);
+            }
             panic!(
                 "{line}: still running after {LIMIT:?}\n{}{}",
                 content(&mut stdout),
