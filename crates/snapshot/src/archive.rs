@@ -5,8 +5,9 @@ use std::io::{self, Read, Write};
 use std::path::{Component, Path, PathBuf};
 
 use tar::{Builder, EntryType, Header};
+use torpor_store::{each_entry, each_entry_with_seek};
 
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 
 /// Where the data of the first file in an archive starts.
 pub const FIRST: u64 = 512;
@@ -132,12 +133,13 @@ pub fn largest(archive: &Path) -> Result<Option<(PathBuf, u64)>> {
     let what = || archive.display().to_string();
     let mut largest: Option<(PathBuf, u64)> = None;
     let file = File::open(archive).context(what)?;
-    for entry in tar::Archive::new(file).entries_with_seek().context(what)? {
-        let entry = entry.context(what)?;
+    let failed = |error| Error::failed(what(), &error);
+    each_entry_with_seek(file, failed, |entry| {
         if largest.as_ref().is_none_or(|(_, size)| *size < entry.size()) {
             largest = Some((entry.path().context(what)?.into_owned(), entry.size()));
         }
-    }
+        Ok(())
+    })?;
     Ok(largest)
 }
 
@@ -145,18 +147,17 @@ pub fn largest(archive: &Path) -> Result<Option<(PathBuf, u64)>> {
 /// by their names. What has no place is left out.
 ///
 /// # Errors
-/// An archive that is damaged; no room.
+/// An archive that is damaged, or describes a file by more than any needs; no room.
 pub fn read_small(
     from: &mut dyn Read,
     images: &Path,
     place: &dyn Fn(&str) -> Option<PathBuf>,
 ) -> Result<()> {
     let what = || "unpacking the images";
-    let mut archive = tar::Archive::new(from);
-    for entry in archive.entries().context(what)? {
-        let mut entry = entry.context(what)?;
+    let failed = |error| Error::failed(what(), &error);
+    each_entry(from, failed, |entry| {
         if entry.header().entry_type() != EntryType::Regular {
-            continue;
+            return Ok(());
         }
         let path = entry.path().context(what)?.into_owned();
         let parts: Vec<Component<'_>> = path.components().collect();
@@ -166,15 +167,14 @@ pub fn read_small(
             }
             [Component::Normal(name)] => match name.to_str().and_then(place) {
                 Some(target) => target,
-                None => continue,
+                None => return Ok(()),
             },
-            _ => continue,
+            _ => return Ok(()),
         };
         let shown = || target.display().to_string();
         let mut file = File::create_new(&target).context(shown)?;
-        io::copy(&mut entry, &mut file).context(shown)?;
-    }
-    Ok(())
+        io::copy(entry, &mut file).context(shown).map(drop)
+    })
 }
 
 #[cfg(test)]
@@ -193,6 +193,29 @@ mod tests {
         archive.finish().unwrap();
         drop(archive);
         assert_eq!(largest(file.path()).unwrap(), Some(("var/b".into(), 2000)));
+    }
+
+    /// What is packed into a few bytes may be a gigabyte long.
+    #[test]
+    fn no_name_fills_the_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        for kind in [EntryType::GNULongName, EntryType::XHeader] {
+            let mut archive = Builder::new(Vec::new());
+            let mut long = header(kind, 16 << 20, 0o600);
+            long.set_cksum();
+            archive.append(&long, io::repeat(b'x').take(16 << 20)).unwrap();
+            let mut last = header(EntryType::Regular, 0, 0o600);
+            archive.append_data(&mut last, "rootfs-diff.tar", io::empty()).unwrap();
+            let archive = archive.into_inner().unwrap();
+            let small = read_small(&mut archive.as_slice(), dir.path(), &|_| None);
+            let (upper, set_id) = (dir.path(), crate::changes::SetId::Taken);
+            let changes = crate::changes::apply(&mut archive.as_slice(), upper, set_id);
+            for read in [small, changes] {
+                let said = read.unwrap_err().to_string();
+                assert!(said.contains("is described by more than"), "{kind:?}: {said}");
+            }
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
     #[test]

@@ -23,6 +23,11 @@ impl Error {
         Self { text: text.into(), hint: None }
     }
 
+    /// That `what` failed since the kernel said `error`.
+    pub fn failed(what: impl Display, error: &io::Error) -> Self {
+        denied(what, error, is_root())
+    }
+
     /// Adds what to do about it.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {

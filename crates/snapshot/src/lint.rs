@@ -19,10 +19,11 @@ use torpor_images::proto::{FdTypes, FileEntry, InetSkEntry};
 use torpor_images::{ImageDir, kind};
 use torpor_seal::Header;
 use torpor_seal::keys::Identities;
+use torpor_store::each_entry;
 use torpor_worker::printable;
 
 use crate::description::Description;
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 use crate::sealed::{self, Openers};
 use crate::{archive, mounts, secrets, unpack};
 
@@ -158,15 +159,15 @@ fn plain_files(changes: &Path) -> Result<Vec<Finding>> {
 fn files(changes: &mut dyn Read) -> Result<Vec<Finding>> {
     let what = || "the archive of changed files";
     let mut found = Vec::new();
-    let mut archive = tar::Archive::new(changes);
-    for entry in archive.entries().context(what)? {
-        let mut entry = entry.context(what)?;
-        if let Some(secret) = secrets::within_file(&mut entry).context(what)? {
+    let failed = |error| Error::failed(what(), &error);
+    each_entry(changes, failed, |entry| {
+        if let Some(secret) = secrets::within_file(&mut *entry).context(what)? {
             let path = entry.path().context(what)?;
             let text = format!("the file /{} has {secret}", path.display());
             found.push(Finding { kind: "secret", text });
         }
-    }
+        Ok(())
+    })?;
     Ok(found)
 }
 

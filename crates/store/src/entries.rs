@@ -57,9 +57,31 @@ impl<R: Seek> Seek for Rationed<R> {
 pub fn each_entry<R: Read, E>(
     from: R,
     failed: impl Fn(io::Error) -> E,
-    mut each: impl FnMut(&mut Entry<'_, Rationed<R>>) -> Result<(), E>,
+    each: impl FnMut(&mut Entry<'_, Rationed<R>>) -> Result<(), E>,
+) -> Result<(), E> {
+    one_after_the_other(begin(from), failed, each)
+}
+
+/// The same of one whose files get the modes and owners that they had where [`Entry::unpack`] makes them.
+///
+/// # Errors
+/// As [`each_entry`].
+pub fn each_entry_as_it_was<R: Read, E>(
+    from: R,
+    failed: impl Fn(io::Error) -> E,
+    each: impl FnMut(&mut Entry<'_, Rationed<R>>) -> Result<(), E>,
 ) -> Result<(), E> {
     let (ration, mut archive) = begin(from);
+    archive.set_preserve_permissions(true);
+    archive.set_preserve_ownerships(true);
+    one_after_the_other((ration, archive), failed, each)
+}
+
+fn one_after_the_other<R: Read, E>(
+    (ration, mut archive): (Ration, Archive<Rationed<R>>),
+    failed: impl Fn(io::Error) -> E,
+    mut each: impl FnMut(&mut Entry<'_, Rationed<R>>) -> Result<(), E>,
+) -> Result<(), E> {
     for entry in archive.entries().map_err(&failed)? {
         let mut entry = entry.map_err(&failed)?;
         // The data begins here, and is for `each` to take.

@@ -31,7 +31,7 @@ use std::sync::Arc;
 pub use archive::Archive;
 pub use aside::{ASIDE, Aside};
 pub use directory::Directory;
-pub use entries::{Rationed, each_entry, each_entry_with_seek};
+pub use entries::{Rationed, each_entry, each_entry_as_it_was, each_entry_with_seek};
 pub use memory::{Memory, Shelf};
 pub use stream::{receive, send};
 

@@ -18,6 +18,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use tar::{EntryType, Header};
 use torpor_kernel::tree::{self, Attributes, Tree};
+use torpor_store::each_entry_as_it_was;
 
 use super::{OPAQUE, OPAQUE_ATTRIBUTE, WHITEOUT, attributes};
 use crate::error::{Context, Error, Result};
@@ -40,20 +41,17 @@ pub enum SetId {
 pub fn apply(from: &mut dyn Read, upper: &Path, set_id: SetId) -> Result<()> {
     let what = || "the archive of changed files";
     let tree = Tree::at(upper).context(|| upper.display().to_string())?;
-    let mut archive = tar::Archive::new(from);
-    archive.set_preserve_permissions(true);
-    archive.set_preserve_ownerships(true);
+    let failed = |error| Error::failed(what(), &error);
     // What is made in a directory is not to get what the directory says that it gets.
     let mut dirs: Vec<(PathBuf, Attributes)> = Vec::new();
-    for entry in archive.entries().context(what)? {
-        let mut entry = entry.context(what)?;
+    each_entry_as_it_was(from, failed, |entry| {
         let name = plain(&entry.path().context(what)?)?;
         // The layer itself is there.
         if name.as_os_str().is_empty() {
-            continue;
+            return Ok(());
         }
-        let given = attributes::read(&mut entry)?;
-        unpack(&tree, &mut entry, &name, &given, set_id).context(what)?;
+        let given = attributes::read(entry)?;
+        unpack(&tree, entry, &name, &given, set_id).context(what)?;
         match entry.header().entry_type() {
             _ if given.is_empty() => {}
             EntryType::Directory => dirs.push((name, given)),
@@ -68,7 +66,8 @@ pub fn apply(from: &mut dyn Read, upper: &Path, set_id: SetId) -> Result<()> {
                 )));
             }
         }
-    }
+        Ok(())
+    })?;
     dirs.iter()
         .try_for_each(|(name, given)| dress(&tree, name, OFlags::DIRECTORY, given).context(what))
 }
