@@ -5,6 +5,7 @@ use std::thread;
 use std::time::Instant;
 
 use serde_json::Value;
+use torpor_kernel::mountinfo::{self, Mount};
 
 use super::link::{result_of, unexpected};
 use super::{Plan, Source};
@@ -35,10 +36,10 @@ pub(super) fn trees(plan: &Plan) -> Result<Vec<PathBuf>> {
     Ok(all)
 }
 
-/// The directories of this host that are the volumes that go along.
+/// The directories of this host that are the volumes that go along. One that lies in another one comes with that.
 ///
 /// # Errors
-/// If the container has no such volume.
+/// If the container has no such volume; if one lies in another one, and would not come with it.
 pub(super) fn volumes(plan: &Plan) -> Result<Vec<PathBuf>> {
     let Some(container) = plan.container.as_ref().filter(|_| !plan.with_volumes.is_empty()) else {
         return Ok(Vec::new());
@@ -51,7 +52,34 @@ pub(super) fn volumes(plan: &Plan) -> Result<Vec<PathBuf>> {
             all.push(source);
         }
     }
-    Ok(all)
+    let mounts = mountinfo::of(std::process::id().cast_signed());
+    outermost(&all, &mounts.map_err(|error| Error::refused(error.to_string()))?)
+}
+
+/// Those of these directories that are in none of the others.
+fn outermost(all: &[PathBuf], mounts: &[Mount]) -> Result<Vec<PathBuf>> {
+    let mut outer = Vec::new();
+    for path in all {
+        let around = all.iter().find(|other| *other != path && path.starts_with(other));
+        let Some(around) = around else {
+            outer.push(path.clone());
+            continue;
+        };
+        // What is mounted in a directory does not go along with it.
+        let mount = mountinfo::holding(mounts, path).map(|mount| &mount.mountpoint);
+        if let Some(mount) = mount.filter(|it| *it != around && it.starts_with(around)) {
+            return Err(Error::refused_with(
+                format!(
+                    "volume {} lies in volume {}, and in a file system that is mounted there, at {}",
+                    path.display(),
+                    around.display(),
+                    mount.display()
+                ),
+                "mount that elsewhere, or leave one of both where both hosts see it",
+            ));
+        }
+    }
+    Ok(outer)
 }
 
 /// The directory that is mounted in the container at `at`.
@@ -132,6 +160,29 @@ impl Source<'_> {
         }
         let sent = self.link.meter.sent() - before;
         self.files_bytes += sent;
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    /// The other host would find the directory of the inner one there already.
+    #[test]
+    fn a_volume_in_another_one_comes_with_that() {
+        let at = |paths: &[&str]| paths.iter().map(PathBuf::from).collect::<Vec<_>>();
+        let all = at(&["/srv/web/in", "/srv/web", "/srv/webs", "/srv/web/in/deeper"]);
+        let mounts = "1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 8:2 / /srv/web rw - ext4 /dev/b rw\n";
+        let outer = |more: &str| {
+            let mounts = [mounts, more].concat();
+            outermost(&all, &mountinfo::parse(mounts.as_bytes()).unwrap())
+        };
+        assert_eq!(outer("").unwrap(), at(&["/srv/web", "/srv/webs"]));
+        let error = outer("3 2 8:2 /x /srv/web/in rw - ext4 /dev/b rw\n").unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains("/srv/web/in lies in volume /srv/web,"), "{error}");
+    }
+}
         self.files_time = start.elapsed();
         Ok(sent)
     }
