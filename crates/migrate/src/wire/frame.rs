@@ -55,6 +55,8 @@ pub(crate) struct Line {
     writing: Arc<Mutex<()>>,
     /// As long as this is there, frames say that this end lives.
     heart: Option<Heart>,
+    /// What has come of the next frame, which only says that the other end lives.
+    begun: Vec<u8>,
 }
 
 /// How long the other end may be silent, and since when it is.
@@ -87,7 +89,8 @@ impl Line {
     /// # Errors
     /// As [`Line::open`].
     pub(crate) fn open_for(socket: OwnedFd, patience: Duration) -> Result<Self> {
-        let mut line = Self { file: File::from(socket), writing: Arc::default(), heart: None };
+        let (file, writing, begun) = (File::from(socket), Arc::default(), Vec::new());
+        let mut line = Self { file, writing, heart: None, begun };
         line.limit(patience)?;
         let mut ours = [0; PREAMBLE];
         ours[..MAGIC.len()].copy_from_slice(MAGIC);
@@ -163,13 +166,16 @@ impl Line {
             left.max(heart.patience / BEATS)
         });
         let fds: Vec<_> = [self.file.as_fd()].into_iter().chain(others.iter().copied()).collect();
-        let ready = wait_readable(&fds, time)?;
+        let mut ready = wait_readable(&fds, time)?;
         if ready[0] {
             if let Some(heart) = &mut self.heart {
                 heart.heard = Instant::now();
             }
-            if self.skip_beat()? {
-                return Ok(None);
+            match self.skip_beat()? {
+                Some(true) => return Ok(None),
+                // Nobody waits here for the rest: the other end may send that as slowly as it likes.
+                Some(false) => ready[0] = false,
+                None => {}
             }
         }
         let is_silent = |heart: &Heart| heart.heard.elapsed() >= heart.patience;
@@ -179,17 +185,32 @@ impl Line {
         Ok(Some(ready))
     }
 
-    /// Takes a frame away that only says that the other end lives, if the next one is such.
-    fn skip_beat(&mut self) -> Result<bool> {
-        let mut kind = [0];
-        let len = recv(&self.file, &mut kind, RecvFlags::PEEK)
-            .map_err(|e| lost(&std::io::Error::from(e)))?
-            .0;
-        let is_beat = len == 1 && kind[0] == BEAT;
-        if is_beat {
-            self.header()?;
+    /// Takes a frame away that only says that the other end lives, if the next one is such, as far as it has come: whether that
+    /// was all of it.
+    fn skip_beat(&mut self) -> Result<Option<bool>> {
+        let failed = |errno: Errno| lost(&errno.into());
+        if self.begun.is_empty() {
+            let mut kind = [0];
+            let (len, _) = recv(&self.file, &mut kind, RecvFlags::PEEK).map_err(failed)?;
+            if len == 0 || kind[0] != BEAT {
+                return Ok(None);
+            }
         }
-        Ok(is_beat)
+        while self.begun.len() < HEADER {
+            let mut rest = [0; HEADER];
+            let room = &mut rest[self.begun.len()..];
+            match recv(&self.file, room, RecvFlags::DONTWAIT) {
+                Ok((0, _)) => return Ok(None),
+                Ok((len, _)) => {
+                    let at = self.begun.len();
+                    self.begun.extend(&rest[at..at + len]);
+                }
+                Err(Errno::AGAIN) => return Ok(Some(false)),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(failed(errno)),
+            }
+        }
+        self.header(None).map(|_| Some(true))
     }
 
     /// Says something.
@@ -265,7 +286,18 @@ impl Line {
     /// # Errors
     /// If the connection is down, or it is no message.
     pub(crate) fn hear<T: DeserializeOwned>(&mut self) -> Result<T> {
-        let text = self.receive(MESSAGE)?;
+        self.hear_until(None)
+    }
+
+    /// As [`Line::hear`], until `end` can be read. What had come by then of a message is lost, and so is what follows.
+    ///
+    /// # Errors
+    /// As [`Line::hear`]; [`Error::Cancelled`].
+    pub(crate) fn hear_until<T: DeserializeOwned>(
+        &mut self,
+        end: Option<BorrowedFd<'_>>,
+    ) -> Result<T> {
+        let text = self.receive(MESSAGE, end)?;
         serde_json::from_slice(&text).map_err(|e| Error::Protocol(e.to_string()))
     }
 
@@ -274,12 +306,12 @@ impl Line {
     /// # Errors
     /// If the connection is down, or it is something else.
     pub(crate) fn receive_data(&mut self) -> Result<Vec<u8>> {
-        self.receive(DATA)
+        self.receive(DATA, None)
     }
 
-    fn receive(&mut self, expected: u8) -> Result<Vec<u8>> {
+    fn receive(&mut self, expected: u8, end: Option<BorrowedFd<'_>>) -> Result<Vec<u8>> {
         let (kind, len) = loop {
-            let header = self.header()?;
+            let header = self.header(end)?;
             if header.0 != BEAT {
                 break header;
             }
@@ -288,14 +320,35 @@ impl Line {
             return Err(Error::Protocol(format!("a frame of kind {kind} and {len} bytes")));
         }
         let mut payload = vec![0; len];
-        self.file.read_exact(&mut payload).map_err(|e| lost(&e))?;
+        self.fill(&mut payload, end)?;
         Ok(payload)
     }
 
+    /// Takes as many bytes as there is room for, until `end` can be read: the other end may send one after the other.
+    fn fill(&mut self, mut room: &mut [u8], end: Option<BorrowedFd<'_>>) -> Result<()> {
+        let Some(end) = end else { return self.file.read_exact(room).map_err(|e| lost(&e)) };
+        let patience = self.heart.as_ref().map_or(PATIENCE, |heart| heart.patience);
+        while !room.is_empty() {
+            match wait_readable(&[end, self.file.as_fd()], Some(patience))?[..] {
+                [true, _] => return Err(Error::Cancelled),
+                [_, true] => {}
+                _ => return Err(lost(&ErrorKind::WouldBlock.into())),
+            }
+            match recv(&self.file, &mut *room, RecvFlags::DONTWAIT) {
+                Ok((0, _)) => return Err(lost(&ErrorKind::UnexpectedEof.into())),
+                Ok((len, _)) => room = &mut room[len..],
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(error) => return Err(lost(&error.into())),
+            }
+        }
+        Ok(())
+    }
+
     /// The kind and length of the next frame.
-    fn header(&mut self) -> Result<(u8, usize)> {
-        let mut header = [0; HEADER];
-        self.file.read_exact(&mut header).map_err(|e| lost(&e))?;
+    fn header(&mut self, end: Option<BorrowedFd<'_>>) -> Result<(u8, usize)> {
+        let (mut header, begun) = ([0; HEADER], std::mem::take(&mut self.begun));
+        header[..begun.len()].copy_from_slice(&begun);
+        self.fill(&mut header[begun.len()..], end)?;
         let [kind, 0, 0, 0, len @ ..] = header else {
             return Err(Error::Protocol("a frame has no header".to_owned()));
         };
@@ -353,17 +406,52 @@ mod tests {
 
     use super::*;
 
+    /// A line, and its other end, which has said its preamble and nothing else.
+    fn opened(patience: Duration) -> (Line, UnixStream) {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let opening = thread::spawn(move || Line::open_for(near.into(), patience).unwrap());
+        let mut preamble = [0; PREAMBLE];
+        far.read_exact(&mut preamble).unwrap();
+        far.write_all(&preamble).unwrap();
+        (opening.join().unwrap(), far)
+    }
+
+    /// The other end says one byte after the other: whoever wants the end of it does not wait for the last one.
+    #[test]
+    fn what_comes_in_part_can_be_ended() {
+        let hour = Duration::from_secs(3600);
+        let word = frame(MESSAGE, b"\"word\"").unwrap();
+        for len in [0, 1, HEADER, word.len() - 1] {
+            let (mut line, mut far) = opened(hour);
+            far.write_all(&word[..len]).unwrap();
+            let (mut caller, end) = UnixStream::pair().unwrap();
+            caller.write_all(b"x").unwrap();
+            let heard = line.hear_until::<String>(Some(end.as_fd()));
+            assert!(matches!(heard, Err(Error::Cancelled)), "{len}: {heard:?}");
+        }
+        let (mut line, mut far) = opened(hour);
+        let (_caller, end) = UnixStream::pair().unwrap();
+        far.write_all(&word).unwrap();
+        assert_eq!(line.hear_until::<String>(Some(end.as_fd())).unwrap(), "word");
+        // Half of what says that it lives is nothing to wait for, and its rest is.
+        let beat = frame(BEAT, b"").unwrap();
+        line.beat(hour).unwrap();
+        far.write_all(&beat[..3]).unwrap();
+        assert_eq!(line.wait(&[end.as_fd()]).unwrap(), Some(vec![false; 2]));
+        far.write_all(&beat[3..]).unwrap();
+        assert_eq!(line.wait(&[end.as_fd()]).unwrap(), None);
+        far.write_all(&word).unwrap();
+        assert_eq!(line.wait(&[end.as_fd()]).unwrap(), Some(vec![true, false]));
+        assert_eq!(line.hear::<String>().unwrap(), "word");
+        drop(far);
+        assert_eq!(line.wait(&[]).unwrap(), Some(vec![true]), "its end is one of its words");
+    }
+
     /// The other end takes nothing, and somebody wants the end of it: nobody waits for a link that hangs.
     #[test]
     fn what_does_not_go_out_can_be_ended() {
-        let (near, mut far) = UnixStream::pair().unwrap();
-        let greeting = far.try_clone().unwrap();
         let patience = Duration::from_secs(7);
-        let opened = thread::spawn(move || Line::open_for(near.into(), patience).unwrap());
-        let mut preamble = [0; PREAMBLE];
-        far.read_exact(&mut preamble).unwrap();
-        (&greeting).write_all(&preamble).unwrap();
-        let mut line = opened.join().unwrap();
+        let (mut line, mut far) = opened(patience);
         assert_eq!(socket_timeout(&line.file, Timeout::Recv).unwrap(), Some(patience));
         let (mut caller, end) = UnixStream::pair().unwrap();
         assert!(line.send_data_until(b"abc", end.as_fd()).unwrap());

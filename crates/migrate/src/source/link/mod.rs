@@ -192,7 +192,7 @@ impl Link {
     /// If somebody does, or the link is down.
     pub(super) fn hear_unless(&mut self, cancel: Option<&Cancel>) -> Result<Reply> {
         if cancel.is_none() {
-            return self.hear();
+            return self.hear(None);
         }
         match self.next(None, cancel)? {
             Happening::Said(reply) => Ok(reply),
@@ -200,8 +200,8 @@ impl Link {
         }
     }
 
-    fn hear(&mut self) -> Result<Reply> {
-        let reply = self.line.hear()?;
+    fn hear(&mut self, cancel: Option<&Cancel>) -> Result<Reply> {
+        let reply = self.line.hear_until(cancel.map(AsFd::as_fd))?;
         self.is_refused |= matches!(reply, Reply::Refused { .. });
         Ok(reply)
     }
@@ -231,7 +231,7 @@ impl Link {
     /// # Errors
     /// If the destination says something else, or the link is down.
     pub(super) fn arrived(&mut self, number: u32) -> Result<()> {
-        match self.hear()? {
+        match self.hear(None)? {
             Reply::Arrived { number: there } if there == number => Ok(()),
             reply => Err(unexpected(reply)),
         }
@@ -299,7 +299,7 @@ impl Link {
             }
             // What the destination says explains what its end of the page connection does.
             if ready[0] {
-                return match (self.hear()?, worker) {
+                return match (self.hear(cancel)?, worker) {
                     // The job has failed, and its end comes later than the destination's echo.
                     (Reply::Refused { text, by_source: true, .. }, Some(worker)) => {
                         let end = end_of(worker, SOON)?.ok_or(Error::Link(text))?;
@@ -345,7 +345,7 @@ impl Link {
         if !self.speaks_within(SOON).ok()? {
             return None;
         }
-        match self.hear().ok()? {
+        match self.hear(None).ok()? {
             reply @ Reply::Refused { by_source: false, .. } => Some(unexpected(reply)),
             _ => None,
         }
@@ -357,7 +357,7 @@ impl Link {
         while let Some(left) = time.checked_sub(start.elapsed())
             && wait_readable(&[self.line.as_fd()], Some(left))? == [true]
         {
-            if self.line.wait(&[])?.is_some() {
+            if self.line.wait(&[])?.is_some_and(|ready| ready[0]) {
                 return Ok(true);
             }
         }
