@@ -155,6 +155,7 @@ fn is_unused(record: &Record) -> bool {
 
 /// Settles what an agent that ended too early has left.
 pub(super) fn leftovers(settings: &AgentSettings) {
+    runtime::recover_bundles(&settings.bundles());
     let undecided = all(&settings.state_dir, Side::Destination).unwrap_or_default();
     for record in undecided.into_iter().filter(|record| !record.phase.is_over()) {
         match Ledger::take_over(&settings.state_dir, Side::Destination, &record.id) {

@@ -63,12 +63,17 @@ pub(super) fn make(
     choose_cgroup(&mut config, id)?;
     let _lock = lock(dir)?;
     let bundle = dir.join(id);
-    let former = set_aside(&bundle)?;
-    let is_new = !bundle.exists();
-    let filled = fill(&bundle, former.as_deref(), config, terms, migration);
-    if filled.is_err() && is_new {
-        put_back(&bundle, former.as_deref());
-    }
+    let aside = format!("{id}.{}", &new_id()?[..8]);
+    let former = has_come(&bundle).then_some(&*aside);
+    let filled = exchanging(&bundle, former, || {
+        set_aside(&bundle, former)?;
+        let is_new = !bundle.exists();
+        let filled = fill(&bundle, former, config, terms, migration);
+        if filled.is_err() && is_new {
+            put_back(&bundle, former);
+        }
+        filled
+    });
     filled.map(|()| bundle)
 }
 
@@ -115,17 +120,49 @@ pub fn has_come(bundle: &Path) -> bool {
     bundle.join(CAME).exists()
 }
 
-/// Gives a bundle whose container came and did not move on another name, which is returned.
-fn set_aside(bundle: &Path) -> Result<Option<String>> {
-    if !has_come(bundle) {
-        return Ok(None);
-    }
-    let id = bundle.file_name().unwrap_or_default().to_string_lossy();
-    let name = format!("{id}.{}", &new_id()?[..8]);
-    let aside = bundle.with_file_name(&name);
+/// Gives a bundle whose container came and did not move on another name.
+fn set_aside(bundle: &Path, name: Option<&str>) -> Result<()> {
+    let Some(name) = name else { return Ok(()) };
+    let aside = bundle.with_file_name(name);
     fs::rename(bundle, &aside).context(|| bundle.display().to_string())?;
+    let id = bundle.file_name().unwrap_or_default().display();
     tracing::warn!("what a container {id} that came before has left is in {}", aside.display());
-    Ok(Some(name))
+    Ok(())
+}
+
+/// The file that names what lay in the place of a bundle, as long as that is exchanged. No id of a container begins so.
+fn note_of(bundle: &Path) -> PathBuf {
+    let id = bundle.file_name().unwrap_or_default().display();
+    bundle.with_file_name(format!(".{id}"))
+}
+
+/// Has a bundle take the place of the one that is to be called `former`, or the other way round. An agent that is killed between
+/// two steps of that leaves a note for [`recover`].
+fn exchanging<T>(bundle: &Path, former: Option<&str>, exchange: impl FnOnce() -> T) -> T {
+    let Some(former) = former else { return exchange() };
+    let note = note_of(bundle);
+    // A full disk is no reason to leave it: it is for whoever is killed.
+    let _ = fs::write(&note, former);
+    let done = exchange();
+    let _ = fs::remove_file(note);
+    done
+}
+
+/// Brings back what lay in the place of bundles below `dir` that were being exchanged when the agent before this one ended: what
+/// was to take their places has not come.
+pub(crate) fn recover(dir: &Path) {
+    let Ok(entries) = fs::read_dir(dir) else { return };
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    for id in names.filter_map(|name| name.strip_prefix('.').map(str::to_owned)) {
+        let bundle = dir.join(&id);
+        let note = note_of(&bundle);
+        let Ok(former) = fs::read_to_string(&note) else { continue };
+        // It is either there by this name, or has its own.
+        if former.starts_with(&format!("{id}.")) && dir.join(&former).exists() {
+            put_back(&bundle, Some(&former));
+        }
+        let _ = fs::remove_file(note);
+    }
 }
 
 /// The container of a bundle has moved on: if it had come here, another one may take the place of its files.
@@ -190,10 +227,12 @@ pub(crate) fn remove(dir: &Path, id: &str, migration: &str) {
 
 /// Removes a bundle, and gives what was set aside for it its name back.
 fn put_back(bundle: &Path, former: Option<&str>) {
-    let done = clear(bundle).and_then(|()| match former {
-        Some(former) => fs::rename(bundle.with_file_name(former), bundle)
-            .context(|| bundle.display().to_string()),
-        None => Ok(()),
+    let done = exchanging(bundle, former, || {
+        clear(bundle).and_then(|()| match former {
+            Some(former) => fs::rename(bundle.with_file_name(former), bundle)
+                .context(|| bundle.display().to_string()),
+            None => Ok(()),
+        })
     });
     if let Err(error) = done {
         tracing::warn!("{error}");
@@ -420,14 +459,50 @@ mod tests {
         fs::write(&precious, "").unwrap();
         remove(&bundles, "one", "8");
         assert!(precious.exists());
-        let config = serde_json::from_str(text).unwrap();
-        let former = set_aside(&bundles.join("one")).unwrap().unwrap();
+        let (config, former) = (serde_json::from_str(text).unwrap(), Some("one.12345678"));
+        set_aside(&bundles.join("one"), former).unwrap();
         fs::create_dir_all(bundles.join("one/config.json")).unwrap();
-        fill(&bundles.join("one"), Some(&former), config, terms, "8").unwrap_err();
+        fill(&bundles.join("one"), former, config, terms, "8").unwrap_err();
         assert!(!precious.exists());
         remove(&bundles, "one", "8");
         assert!(precious.exists());
         remove(&bundles, "one", "7");
         assert!(!bundles.join("one").exists());
+    }
+
+    /// The agent is killed between two steps by which a bundle takes the place of another one, or gives it back.
+    #[test]
+    fn what_was_being_exchanged_is_brought_back() {
+        let terms = Terms { hooks: false, rootfs: true, ports: false };
+        let text = r#"{"root":{"path":"/not/here"}}"#;
+        let former = "one.12345678";
+        // Before it is set aside; when it is; when the next one is being written; when that is being removed; when it is back.
+        for (is_aside, left) in
+            [(false, None), (true, None), (true, Some("rootfs")), (true, Some(CAME)), (false, None)]
+        {
+            let dir = tempfile::tempdir().unwrap();
+            let bundle = make(dir.path(), "one", text, terms, "7").unwrap();
+            fs::write(own_root(&bundle).join("precious"), "").unwrap();
+            fs::write(note_of(&bundle), former).unwrap();
+            if is_aside {
+                set_aside(&bundle, Some(former)).unwrap();
+            }
+            if let Some(left) = left {
+                fs::create_dir(&bundle).unwrap();
+                fs::write(bundle.join(left), "8").unwrap();
+            }
+            recover(dir.path());
+            remove(dir.path(), "one", "8");
+            assert!(own_root(&bundle).join("precious").exists(), "{is_aside} {left:?}");
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "{is_aside} {left:?}");
+        }
+        // Nothing is brought back that nobody exchanges any more.
+        let dir = tempfile::tempdir().unwrap();
+        for migration in ["7", "8"] {
+            make(dir.path(), "one", text, terms, migration).unwrap();
+        }
+        assert!(!note_of(&dir.path().join("one")).exists());
+        recover(dir.path());
+        assert_eq!(fs::read_to_string(dir.path().join("one").join(CAME)).unwrap(), "8");
     }
 }

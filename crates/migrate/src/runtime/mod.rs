@@ -26,7 +26,9 @@ use torpor_worker::runc;
 
 use self::archive::Adaptation;
 pub use self::bundle::{Terms, has_come, leave as leave_bundle, lock as lock_bundles};
-pub(crate) use self::bundle::{clear as clear_bundle, own_root, remove as remove_bundle};
+pub(crate) use self::bundle::{
+    clear as clear_bundle, own_root, recover as recover_bundles, remove as remove_bundle,
+};
 use self::conmon::Conmon;
 pub use self::conmon::{NAME as CONMON, run as conmon};
 pub use self::idle::serve as idle;
