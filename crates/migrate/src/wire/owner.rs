@@ -42,13 +42,18 @@ pub(crate) fn check(socket: &OwnedFd) -> Result<()> {
 }
 
 /// Fails if the process that answers at an address is one of this machine, and neither of the user of this one
-/// nor root's. Whose a process of another machine is only certificates say.
+/// nor root's; or one of another machine: whose that is only certificates say.
 ///
 /// # Errors
-/// If it is of another user; if that cannot be known.
+/// If it is of another user, or another machine; if that cannot be known.
 pub(crate) fn check_agent(socket: &OwnedFd, address: &Address) -> Result<()> {
     if !is_here(socket)? {
-        return Ok(());
+        return Err(Error::refused_with(
+            format!(
+                "whoever answers at {address} would have what is sent there: only certificates say who it is"
+            ),
+            "give --cert, --key and --ca at both ends",
+        ));
     }
     let own = rustix::process::geteuid().as_raw();
     let text = match accepted(socket)? {
@@ -99,7 +104,7 @@ fn user(socket: &OwnedFd) -> Owner {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::io::{BufRead, BufReader};
+    use std::io::{BufRead, BufReader, Read};
     use std::net::TcpListener;
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::os::unix::process::CommandExt;
@@ -161,6 +166,29 @@ mod tests {
         assert!(error.contains(&wanted), "{error}");
         assert_eq!(said.next().unwrap().unwrap(), "b''", "it was sent something");
         stranger.wait().unwrap();
+    }
+
+    /// Whoever is on the way, or has the address by now, would have it.
+    #[test]
+    fn memory_goes_over_no_network_without_certificates() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        // Only this thread is in that network.
+        let tried = std::thread::spawn(|| {
+            torpor_sys::ns::unshare_namespaces(libc::CLONE_NEWNET).unwrap();
+            for words in ["link set lo up", "address add 10.99.0.1/32 dev lo"] {
+                assert!(Command::new("ip").args(words.split(' ')).status().unwrap().success());
+            }
+            let listener = TcpListener::bind("10.99.0.1:0").unwrap();
+            let address = Address::Tcp(listener.local_addr().unwrap().to_string());
+            let error = Peer { address, keys: None }.connect().unwrap_err();
+            assert_eq!(error.hint(), Some("give --cert, --key and --ca at both ends"), "{error}");
+            let mut said = Vec::new();
+            listener.accept().unwrap().0.read_to_end(&mut said).unwrap();
+            assert!(said.is_empty(), "it was sent something");
+        });
+        tried.join().unwrap();
     }
 
     #[test]
