@@ -269,7 +269,27 @@ pub(crate) fn is_archive(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
+    use crate::wire::frame::VERSION;
+
+    /// Others may speak it as well.
+    #[test]
+    fn the_page_has_every_message_and_the_version() {
+        let page = include_str!("../../../../docs/migration.md");
+        let is_first = |line: &&str| line.starts_with(|first: char| first.is_ascii_uppercase());
+        for (begin, count) in [("enum Request {", 16), ("enum Reply {", 11)] {
+            let (_, body) = include_str!("message.rs").split_once(begin).unwrap();
+            let lines = body.split_once("\n}").unwrap().0.lines();
+            let variants = lines.filter_map(|line| line.strip_prefix("    ")).filter(is_first);
+            let end = |line: &str| line.find(|it: char| !it.is_ascii_alphabetic()).unwrap();
+            let said: Vec<_> = variants.map(|line| line[..end(line)].to_lowercase()).collect();
+            assert_eq!(said.len(), count, "{said:?}");
+            said.iter().for_each(|said| assert!(page.contains(&format!("`{said}`")), "{said}"));
+        }
+        assert!(page.contains(&format!("this is version {VERSION}.")));
+    }
 
     /// They are the words of another host.
     #[test]
