@@ -23,6 +23,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
@@ -147,6 +148,9 @@ pub(crate) struct Record {
     /// What names these directories, whatever has their paths by now.
     #[serde(default)]
     pub made: Vec<Id>,
+    /// When they were born: a number that is free again is soon that of another one. An earlier version has not recorded it.
+    #[serde(default)]
+    pub born: Vec<Option<SystemTime>>,
     /// The directory of its images here.
     #[serde(default)]
     pub work: Option<PathBuf>,
@@ -420,6 +424,7 @@ pub(crate) mod tests {
             origin: None,
             is_lazy: false,
         }
+            born: Vec::new(),
     }
 
     #[test]

@@ -116,6 +116,7 @@ impl<'a> Reservation<'a> {
             origin: Some(origin.clone()),
             stopped: Vec::new(),
             is_lazy: begin.is_lazy,
+            born: Vec::new(),
         };
         let claim = agent.coming.claim(&begin)?;
         judge_arrival(agent, &begin, &here, &origin)?;
@@ -170,11 +171,11 @@ impl<'a> Reservation<'a> {
     fn make_volumes(&mut self) -> Result<()> {
         for path in self.begin.volumes.clone() {
             let dir = volume::make(&path, &self.agent.settings.allow_volumes)?;
-            let id = tree::metadata(&dir).map(|meta| tree::id(&meta));
-            let id = id.context(|| path.display().to_string())?;
+            let meta = tree::metadata(&dir).context(|| path.display().to_string())?;
             self.ledger.advance(Phase::Preparing, |record| {
                 record.volumes.push(path.clone());
-                record.made.push(id);
+                record.made.push(tree::id(&meta));
+                record.born.push(meta.created().ok());
             })?;
             let is_private = volume::is_private(&dir);
             let mut tree = Replica::new(Tree::of(dir));

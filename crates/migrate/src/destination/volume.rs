@@ -6,6 +6,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
+use std::time::SystemTime;
 
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, openat, openat2, unlinkat};
 use rustix::io::Errno;
@@ -146,12 +147,14 @@ fn is_below_closed(volume: &File) -> std::result::Result<bool, Errno> {
 
 /// Removes the volumes that were made for a migration: it has not come. What somebody has put in the place of one stays.
 pub(super) fn remove_all(record: &Record, settings: &AgentSettings) {
-    for (path, id) in record.volumes.iter().zip(&record.made) {
-        remove(path, *id, &settings.allow_volumes);
+    let born = record.born.iter().copied().chain(std::iter::repeat(None));
+    for ((path, id), born) in record.volumes.iter().zip(&record.made).zip(born) {
+        remove(path, (*id, born), &settings.allow_volumes);
     }
 }
 
-fn remove(path: &Path, id: Id, allowed: &[PathBuf]) {
+/// Removes a directory that has this number, and was born then, if that is known.
+fn remove(path: &Path, (id, born): (Id, Option<SystemTime>), allowed: &[PathBuf]) {
     let removed = parent(path, allowed).and_then(|(parent, name)| {
         let failed = || path.display().to_string();
         let dir = match open_below(&parent, Path::new(name)) {
@@ -159,7 +162,8 @@ fn remove(path: &Path, id: Id, allowed: &[PathBuf]) {
             Err(Errno::NOENT) => return Ok(()),
             Err(errno) => return Err(errno).context(failed),
         };
-        if tree::id(&tree::metadata(&dir).context(failed)?) != id {
+        let meta = tree::metadata(&dir).context(failed)?;
+        if tree::id(&meta) != id || born.is_some_and(|born| meta.created().ok() != Some(born)) {
             let text = format!("{} stays: it is not the directory that was made", path.display());
             return Err(Error::refused(text));
         }
@@ -215,6 +219,7 @@ mod tests {
 
     use std::fs;
     use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::time::Duration;
 
     use super::*;
     use crate::files::{Change, Meta, Replica, What};
@@ -248,9 +253,9 @@ mod tests {
         assert!(make(&at("allowed/new"), &allowed).is_err());
         let id = |name: &str| tree::id(&at(name).metadata().unwrap());
         let (new, other) = (id("allowed/new"), id("other"));
-        remove(&at("allowed/new"), new, &allowed);
-        remove(&at("allowed/new"), new, &allowed);
-        remove(&at("other"), other, &allowed);
+        remove(&at("allowed/new"), (new, None), &allowed);
+        remove(&at("allowed/new"), (new, None), &allowed);
+        remove(&at("other"), (other, None), &allowed);
         assert!(!at("allowed/new").exists() && at("other").exists());
     }
 
@@ -309,7 +314,8 @@ mod tests {
         let (path, allowed) = (at("allowed/new"), [at("allowed")]);
         fs::create_dir_all(at("allowed/theirs")).unwrap();
         fs::write(at("allowed/theirs/precious"), "").unwrap();
-        let id = tree::id(&make(&path, &allowed).unwrap().metadata().unwrap());
+        let meta = make(&path, &allowed).unwrap().metadata().unwrap();
+        let id = (tree::id(&meta), meta.created().ok());
         fs::rename(&path, at("allowed/old")).unwrap();
         fs::rename(at("allowed/theirs"), &path).unwrap();
         remove(&path, id, &allowed);
@@ -320,6 +326,11 @@ mod tests {
         assert!(path.is_symlink() && at("allowed/old").exists());
         fs::remove_file(&path).unwrap();
         fs::rename(at("allowed/old"), &path).unwrap();
+        // Another one that has its number by now.
+        if let Some(born) = id.1 {
+            remove(&path, (id.0, Some(born - Duration::from_nanos(1))), &allowed);
+            assert!(path.exists());
+        }
         remove(&path, id, &allowed);
         assert!(!path.exists());
     }

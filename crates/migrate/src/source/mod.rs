@@ -383,6 +383,7 @@ impl<'a> Source<'a> {
             stopped: Vec::new(),
             is_lazy: plan.mode.is_lazy(),
         };
+            born: Vec::new(),
         let mut ledger = Ledger::create(&plan.state_dir, Side::Source, record)?;
         let mut stays = |_: &Error| ledger.conclude(Phase::Stayed);
         let work = WorkDir::create(work_dir).inspect_err(&mut stays)?;
