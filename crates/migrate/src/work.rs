@@ -13,13 +13,16 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 use rustix::io::Errno;
 
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 use crate::record::make_private;
+use crate::wire::address::SOCKET_MAX;
 
 /// The file that is locked.
 const MARK: &str = "torpor-in-use";
 /// How often is looked.
 const PAUSE: Duration = Duration::from_millis(5);
+/// No name of a socket in such a directory is longer: it has the number of a process.
+const SOCKET: &str = "runtime-4194304.pages";
 
 /// A directory that is removed when this is dropped. As a descriptor, it is what keeps others from doing so earlier.
 #[derive(Debug)]
@@ -34,12 +37,18 @@ impl WorkDir {
     /// Makes it, and all above it.
     ///
     /// # Errors
-    /// If the directory cannot be made, or not be marked as in use.
+    /// If the directory cannot be made, or not be marked as in use; if somebody has something else there.
     pub(crate) fn create(path: PathBuf) -> Result<Self> {
         let name = path.join(MARK);
         let failed = || name.display().to_string();
         loop {
             make_private(&path)?;
+            if !name.exists() && fs::read_dir(&path).context(failed)?.next().is_some() {
+                return Err(Error::refused_with(
+                    format!("{} is no directory of images, and is not empty", path.display()),
+                    "another --id, or another --work-dir",
+                ));
+            }
             let mut options = OpenOptions::new();
             let made = options.write(true).create(true).truncate(false).mode(0o600).open(&name);
             let mark = match made {
@@ -85,6 +94,24 @@ impl Drop for WorkDir {
         if !self.is_left {
             remove(&self.path);
         }
+    }
+}
+
+/// Whether there may be sockets in such a directory.
+///
+/// # Errors
+/// If their paths would be longer than the kernel takes them.
+pub(crate) fn check_length(path: &Path) -> Result<()> {
+    match path.join(SOCKET).as_os_str().len() {
+        0..=SOCKET_MAX => Ok(()),
+        len => Err(Error::refused_with(
+            format!(
+                "the directory of images {} has too long a name: {} bytes less are possible",
+                path.display(),
+                len - SOCKET_MAX
+            ),
+            "a shorter --work-dir, or a shorter --id",
+        )),
     }
 }
 
@@ -154,6 +181,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn directories_have_names_that_leave_room_for_sockets() {
+        let path = Path::new("/").join("d".repeat(SOCKET_MAX - 2 - SOCKET.len()));
+        check_length(&path).unwrap();
+        let error = check_length(&path.join("abcd")).unwrap_err();
+        assert!(error.to_string().contains("too long a name: 5 bytes less"), "{error}");
+        assert!(error.hint().unwrap().contains("--work-dir"));
+    }
+
+    #[test]
     fn what_nobody_needs_is_removed_and_nothing_else() {
         let parent = tempfile::tempdir().unwrap();
         let path = |name: &str| parent.path().join(name);
@@ -172,6 +208,8 @@ mod tests {
         clear(&path("left"), Duration::from_secs(60));
         assert!(!path("left").exists());
         assert!(path("strange/work").exists() && used.path().exists());
+        WorkDir::create(path("strange")).unwrap_err();
+        assert!(path("strange/work").exists(), "it is somebody's");
         drop(used);
         assert!(!path("used").exists());
         let mut open = WorkDir::create(path("open")).unwrap();

@@ -18,7 +18,7 @@ use crate::task::Task;
 use crate::wire::carrier::Carrier;
 use crate::wire::message::{Begin, Subject};
 use crate::wire::spread::MAX_CONNECTIONS;
-use crate::work::WorkDir;
+use crate::work::{self, WorkDir};
 
 /// Names of hosts are no longer (uname(2)).
 const MAX_NAME: usize = 64;
@@ -27,7 +27,7 @@ const MAX_NAME: usize = 64;
 ///
 /// # Errors
 /// If the processor, the container, its image or a volume does not suit this host; if the container
-/// is here already.
+/// is here already; if the directory of its images would have too long a name.
 pub(super) fn judge_arrival(
     agent: &Agent,
     begin: &Begin,
@@ -43,7 +43,11 @@ pub(super) fn judge_arrival(
             begin.connections
         )));
     }
-    let Some(container) = agent.settings.container(&begin.subject) else {
+    let container = agent.settings.container(&begin.subject);
+    if container.is_some() || begin.build_after > 0 {
+        work::check_length(&agent.settings.work_dir.join(&begin.id))?;
+    }
+    let Some(container) = container else {
         return match begin.volumes.first() {
             Some(_) => Err(Error::Protocol("volumes of no container".to_owned())),
             None => Ok(()),

@@ -328,11 +328,15 @@ fn subject(plan: &Plan, root: &Task, shell_job: bool) -> Result<Subject> {
     Ok(Subject::Tree { pid: root.pid, own_pids, shell_job })
 }
 
-/// Where the images of a migration are. What others have left behind besides is removed.
+/// Where the images of a migration are.
+fn images_dir(plan: &Plan, id: &str) -> PathBuf {
+    plan.work_dir.join("source").join(id)
+}
+
+/// The same. What others have left behind besides is removed.
 fn work_dir(plan: &Plan, id: &str) -> PathBuf {
-    let all = plan.work_dir.join("source");
-    work::sweep(&all);
-    all.join(id)
+    work::sweep(&plan.work_dir.join("source"));
+    images_dir(plan, id)
 }
 
 impl<'a> Source<'a> {
@@ -358,6 +362,9 @@ impl<'a> Source<'a> {
             patience: plan.patience,
         };
         let compares_files = compares_files(plan)?;
+        if plan.container.is_some() {
+            work::check_length(&images_dir(plan, &id))?;
+        }
         let (link, agent) = Link::begin(&plan.to, begin, plan.bandwidth, &cancel)?;
         let work_dir = work_dir(plan, &id);
         let record = Record {

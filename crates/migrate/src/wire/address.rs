@@ -16,7 +16,7 @@ use torpor_tls::{SILENCE, dial, host_of};
 use crate::error::{Context, Error, Result};
 
 /// The longest path that the kernel takes for a socket: sockaddr_un, see unix(7), has room for these bytes and their end.
-const SOCKET_MAX: usize = 107;
+pub(crate) const SOCKET_MAX: usize = 107;
 
 /// Where an agent listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
