@@ -5,6 +5,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod support;
+#[path = "containers/tidied.rs"]
+mod tidied;
 
 use std::fs;
 use std::path::{Path, PathBuf};

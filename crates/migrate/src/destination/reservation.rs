@@ -138,13 +138,13 @@ impl<'a> Reservation<'a> {
         let mut place =
             Self { agent, begin, token, joined, ledger, work, base, trees, _claim: claim };
         if let Err(error) = place.make_base().and_then(|()| place.make_volumes()) {
-            place.ledger.conclude(Phase::Stayed);
             volume::remove_all(place.ledger.record(), &agent.settings);
             if let (Some(Base::Bundle(_)), Some(container)) = (&place.base, container) {
                 let id = &place.begin.id;
                 runtime::remove_bundle(&agent.settings.bundles(), &container.id, id);
             }
             return Err(error);
+            place.ledger.conclude(Phase::Stayed);
         }
         Ok(place)
     }

@@ -435,15 +435,16 @@ impl Session<'_> {
         {
             tracing::warn!("{error}");
         }
-        if self.place.ledger.record().phase == Phase::Preparing {
-            self.place.ledger.conclude(Phase::Stayed);
-        }
-        if let Some(container) =
-            container.filter(|_| self.place.ledger.record().phase == Phase::Stayed)
+        let has_stayed = |phase| matches!(phase, Phase::Preparing | Phase::Stayed);
+        if let Some(container) = container.filter(|_| has_stayed(self.place.ledger.record().phase))
         {
             let settings = &self.place.agent.settings;
             runtime::remove(self.place.work.path(), &container, &settings.bundles());
             settle::tidy(settings, self.place.ledger.record());
+        }
+        // If this is killed before, the next agent removes the rest.
+        if self.place.ledger.record().phase == Phase::Preparing {
+            self.place.ledger.conclude(Phase::Stayed);
         }
         if self.place.ledger.record().phase == Phase::Stayed
             && self.is_arriving
