@@ -6,6 +6,8 @@ use std::process::{Command, Stdio};
 use crate::cancel::Cancel;
 use crate::error::{Error, Result};
 use crate::group::Group;
+use crate::host::boot;
+use crate::record::{Ledger, Phase, Record};
 
 /// When a script is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,4 +90,60 @@ pub(crate) fn run(
     cancel: Option<&Cancel>,
 ) -> Result<()> {
     Script::start(script, stage, id)?.map_or(Ok(()), |script| script.finish(cancel))
+}
+
+/// Tells the script of a migration that is over where the tasks are, if it was told that addresses move.
+pub(crate) fn settle(ledger: &mut Ledger) {
+    let record = ledger.record();
+    let stage = match record.phase {
+        Phase::Moved => Stage::Moved,
+        Phase::Stayed => Stage::Stayed,
+        Phase::Preparing | Phase::Deciding => return,
+    };
+    // A host that was restarted has none of the tasks, and the addresses that it begins with.
+    if record.script.is_none() || record.boot != boot() {
+        return;
+    }
+    if let Err(error) = run(record.script.as_deref(), stage, &record.id, None) {
+        tracing::warn!("{error}");
+    }
+    forget(ledger);
+}
+
+/// The script has been told.
+pub(crate) fn forget(ledger: &mut Ledger) {
+    let Record { phase, script: Some(_), .. } = *ledger.record() else { return };
+    if let Err(error) = ledger.advance(phase, |record| record.script = None) {
+        tracing::warn!("--script may be told once more: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::fs;
+
+    use super::*;
+    use crate::record::Side;
+    use crate::record::tests::record;
+
+    #[test]
+    fn a_script_is_told_once_where_the_tasks_are() {
+        let this = boot();
+        for (phase, boot, expected) in [
+            (Phase::Moved, &*this, "moved\n"),
+            (Phase::Stayed, &this, "stayed\n"),
+            (Phase::Deciding, &this, ""),
+            (Phase::Stayed, "another", ""),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let told = dir.path().join("told");
+            let script = Some(format!("echo $TORPOR_STAGE >>{}", told.display()));
+            let record = Record { phase, boot: boot.to_owned(), script, ..record() };
+            let mut ledger = Ledger::create(dir.path(), Side::Source, record).unwrap();
+            (0..2).for_each(|_| settle(&mut ledger));
+            assert_eq!(fs::read_to_string(told).unwrap_or_default(), expected, "{phase:?} {boot}");
+        }
+    }
 }

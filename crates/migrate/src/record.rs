@@ -163,6 +163,10 @@ pub(crate) struct Record {
     /// Whether tasks get their pages when they run: at the destination they have moved only when all are there.
     #[serde(default)]
     pub is_lazy: bool,
+    /// The user's script that was told that addresses move, and not yet where the tasks are in the end: whoever finds that out
+    /// tells it.
+    #[serde(default)]
+    pub script: Option<String>,
 }
 
 /// A record that this process alone writes.
@@ -420,11 +424,12 @@ pub(crate) mod tests {
             work: None,
             volumes: Vec::new(),
             made: Vec::new(),
+            born: Vec::new(),
             agent: None,
             origin: None,
             is_lazy: false,
+            script: None,
         }
-            born: Vec::new(),
     }
 
     #[test]

@@ -116,11 +116,12 @@ impl<'a> Reservation<'a> {
             work: Some(agent.settings.work_dir.join(&begin.id)),
             volumes: Vec::new(),
             made: Vec::new(),
+            born: Vec::new(),
             agent: None,
             origin: Some(origin.clone()),
             stopped: Vec::new(),
             is_lazy: begin.is_lazy,
-            born: Vec::new(),
+            script: None,
         };
         let claim = agent.coming.claim(&begin)?;
         judge_arrival(agent, &begin, &here, &origin)?;
@@ -143,8 +144,8 @@ impl<'a> Reservation<'a> {
                 let id = &place.begin.id;
                 runtime::remove_bundle(&agent.settings.bundles(), &container.id, id);
             }
-            return Err(error);
             place.ledger.conclude(Phase::Stayed);
+            return Err(error);
         }
         Ok(place)
     }

@@ -255,6 +255,11 @@ impl Session<'_> {
     fn arrive(&mut self) -> Result<()> {
         self.is_arriving = true;
         let script = self.place.agent.settings.script.as_deref();
+        if script.is_some() {
+            // The next agent takes them away if this one is killed.
+            let script = script.map(str::to_owned);
+            self.place.ledger.advance(Phase::Preparing, |record| record.script = script)?;
+        }
         let script = Script::start(script, Stage::Arriving, &self.place.begin.id)?;
         let Some(script) = script else { return Ok(()) };
         loop {
@@ -385,7 +390,9 @@ impl Session<'_> {
         if self.place.ledger.record().phase != Phase::Moved {
             self.place.ledger.conclude(Phase::Moved);
         }
-        said.unwrap_or_else(|| self.tell_running(root.pid))
+        let said = said.unwrap_or_else(|| self.tell_running(root.pid));
+        address::forget(&mut self.place.ledger);
+        said
     }
 
     /// Tells the source, and whoever sends to their addresses.
@@ -395,14 +402,10 @@ impl Session<'_> {
         said
     }
 
-    fn script(&self, stage: Stage) -> Result<()> {
-        let script = self.place.agent.settings.script.as_deref();
-        address::run(script, stage, &self.place.begin.id, None)
-    }
-
     /// The tasks run here: whoever sends to their addresses is to send here.
     fn announce(&self, root: i32) {
-        let has_script = self.place.agent.settings.script.is_some();
+        let (script, id) = (self.place.agent.settings.script.as_deref(), &self.place.begin.id);
+        let has_script = script.is_some();
         let tell = || {
             if let Err(error) = announce(root) {
                 tracing::warn!("{error}");
@@ -413,7 +416,7 @@ impl Session<'_> {
             tell();
         }
         // That may take long, and bring more of them.
-        if let Err(error) = self.script(Stage::Moved) {
+        if let Err(error) = address::run(script, Stage::Moved, id, None) {
             tracing::warn!("{error}");
         }
         if has_script {
@@ -446,12 +449,7 @@ impl Session<'_> {
         if self.place.ledger.record().phase == Phase::Preparing {
             self.place.ledger.conclude(Phase::Stayed);
         }
-        if self.place.ledger.record().phase == Phase::Stayed
-            && self.is_arriving
-            && let Err(error) = self.script(Stage::Stayed)
-        {
-            tracing::warn!("{error}");
-        }
+        address::settle(&mut self.place.ledger);
         if self.place.ledger.record().phase == Phase::Stayed
             && let Err(error) = self.line.say(&refusal(error))
         {

@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::{AgentSettings, volume};
+use crate::address;
 use crate::engine::POST_RESUME;
 use crate::error::{Error, Result};
 use crate::host::{boot, pid_namespace};
@@ -156,21 +157,25 @@ fn is_unused(record: &Record) -> bool {
 /// Settles what an agent that ended too early has left.
 pub(super) fn leftovers(settings: &AgentSettings) {
     runtime::recover_bundles(&settings.bundles());
-    let undecided = all(&settings.state_dir, Side::Destination).unwrap_or_default();
-    for record in undecided.into_iter().filter(|record| !record.phase.is_over()) {
+    let all = all(&settings.state_dir, Side::Destination).unwrap_or_default();
+    let is_open = |record: &Record| !record.phase.is_over() || record.script.is_some();
+    for record in all.into_iter().filter(is_open) {
         match Ledger::take_over(&settings.state_dir, Side::Destination, &record.id) {
             // Somebody works on it.
             Ok(None) => continue,
-            Ok(Some(mut ledger)) => match decide_later(&mut ledger) {
-                Ok(Some(pid)) => tracing::info!("{} runs as process {pid}", record.subject),
-                Ok(None) => {
-                    tracing::info!("{} has not come", record.subject);
-                    if is_unused(&record) {
-                        tidy(settings, &record);
+            Ok(Some(mut ledger)) => {
+                match decide_later(&mut ledger) {
+                    Ok(Some(pid)) => tracing::info!("{} runs as process {pid}", record.subject),
+                    Ok(None) => {
+                        tracing::info!("{} has not come", record.subject);
+                        if is_unused(&record) {
+                            tidy(settings, &record);
+                        }
                     }
+                    Err(error) => tracing::warn!("{}: {error}", record.subject),
                 }
-                Err(error) => tracing::warn!("{}: {error}", record.subject),
-            },
+                address::settle(&mut ledger);
+            }
             Err(error) => tracing::warn!("{}: {error}", record.subject),
         }
     }

@@ -25,7 +25,7 @@ use self::pipes::cut_pipes;
 pub(crate) use self::rehearsal::rehearse;
 use self::resolve::Watch;
 pub(crate) use self::resolve::{cancel, resolve, watch};
-use crate::address::{self, Stage};
+use crate::address;
 use crate::cancel::Cancel;
 use crate::error::{Error, Result};
 use crate::experience::{Experience, MoveKind};
@@ -156,8 +156,6 @@ pub(crate) struct Source<'a> {
     estimate: Option<Estimate>,
     /// What carries the pages that are fetched when the tasks run there.
     carrier: Option<Arc<Carrier>>,
-    /// Whether the tasks were stopped for the last round.
-    has_stopped: bool,
     /// The process of the engine that holds them since, which traces them.
     holder: Option<u64>,
     rounds: Vec<Round>,
@@ -181,7 +179,7 @@ pub(crate) fn run(plan: &Plan) -> Result<Report> {
         source.give_up(&error);
         error
     });
-    source.tell_script();
+    address::settle(&mut source.ledger);
     if done.is_ok() {
         source.learn();
     }
@@ -385,12 +383,13 @@ impl<'a> Source<'a> {
             work: Some(work_dir.clone()),
             volumes: Vec::new(),
             made: Vec::new(),
+            born: Vec::new(),
             origin: None,
             agent: Some(agent),
             stopped: Vec::new(),
             is_lazy: plan.mode.is_lazy(),
+            script: None,
         };
-            born: Vec::new(),
         let mut ledger = Ledger::create(&plan.state_dir, Side::Source, record)?;
         let mut stays = |_: &Error| ledger.conclude(Phase::Stayed);
         let work = WorkDir::create(work_dir).inspect_err(&mut stays)?;
@@ -420,7 +419,6 @@ impl<'a> Source<'a> {
             kind,
             estimate: None,
             carrier: None,
-            has_stopped: false,
             holder: None,
             rounds: Vec::new(),
             downtime: Downtime::default(),
@@ -479,18 +477,6 @@ impl<'a> Source<'a> {
     fn abort(&mut self, why: &Error) {
         if let Err(error) = self.link.say(&Request::Abort { reason: why.to_string() }) {
             tracing::debug!("{error}");
-        }
-    }
-
-    /// The addresses have moved, or stay.
-    fn tell_script(&self) {
-        let stage = match self.ledger.record().phase {
-            Phase::Moved => Stage::Moved,
-            Phase::Stayed if self.has_stopped => Stage::Stayed,
-            _ => return,
-        };
-        if let Err(error) = address::run(self.plan.script.as_deref(), stage, &self.id, None) {
-            tracing::warn!("{error}");
         }
     }
 

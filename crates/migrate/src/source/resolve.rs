@@ -17,6 +17,7 @@ use torpor_tls::Keys;
 use torpor_worker::{Channel, Heir, Worker};
 
 use super::decide::{Verdict, answer, ask_until, go_on, kill};
+use crate::address;
 use crate::engine::{SELF, wait_readable};
 use crate::error::{Context, Error, Result};
 use crate::host::{boot, pid_namespace};
@@ -217,6 +218,7 @@ fn bring_to_end(
     let done = settle(&mut ledger, job, keep_here, keys, patience)?;
     // Where the tasks have not ended by its answer, they stay.
     answer(job.take(), false, PATIENCE);
+    address::settle(&mut ledger);
     if let Some(dir) = &ledger.record().work {
         work::clear(dir, PATIENCE);
     }

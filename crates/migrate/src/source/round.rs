@@ -13,7 +13,7 @@ use super::link::{Happening, Sent, unexpected};
 use crate::address::{self, Stage};
 use crate::engine::{self, PAGES, POST_DUMP, WORK, judge, over_pages};
 use crate::error::{Error, Result};
-use crate::record::make_private;
+use crate::record::{Phase, make_private};
 use crate::report::Round;
 use crate::runtime::{self, Call, Container};
 use crate::task::{self, Task};
@@ -130,11 +130,9 @@ impl Source<'_> {
     fn complete(&mut self, number: u32, start: Instant, sent: u64) -> Result<()> {
         let complete = Instant::now();
         let first = self.link.meter.first().map_or(complete, |first| first.min(complete));
-        self.has_stopped = true;
         self.holder = self.find_holder()?;
-        let cancel = Some(&self.cancel);
         self.write_out()?;
-        address::run(self.plan.script.as_deref(), Stage::Stopped, &self.id, cancel)?;
+        self.tell_stopped()?;
         // What is sent from here on, until the trees are there, counts as theirs.
         self.link.send_written(Some(&self.cancel))?;
         let files = self.send_files()?;
@@ -157,6 +155,16 @@ impl Source<'_> {
             frozen: arrived.saturating_duration_since(start),
         });
         Ok(())
+    }
+
+    /// Addresses may go. Somebody brings them back if this process is killed.
+    fn tell_stopped(&mut self) -> Result<()> {
+        if self.plan.script.is_some() {
+            let script = self.plan.script.clone();
+            self.ledger.advance(Phase::Preparing, |record| record.script = script)?;
+        }
+        let script = self.plan.script.as_deref();
+        address::run(script, Stage::Stopped, &self.id, Some(&self.cancel))
     }
 
     /// The process that traces the tasks. The first thread of a process may have ended before others: nobody traces that.

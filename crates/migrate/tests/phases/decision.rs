@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use super::held::Held;
-use super::support::{descendant, judge, state_of, wait_until};
+use super::support::{Counter, Host, descendant, judge, state_of, wait_until};
 
 /// An agent is gone before its tasks have their pages: the user is told for how long another one is waited for, and what to
 /// do. The next agent says that they have stayed.
@@ -93,6 +93,75 @@ fn what_is_undecided_is_resolved_by_asking() {
         wait_until("both tidy up", || held.here.is_clean() && held.there.is_clean());
         // Asked again, it says the same.
         assert!(held.resolve(&[]).contains(if phase == "moved" { "moved" } else { "here" }));
+    }
+}
+
+/// Who has taken addresses away is killed: whoever finds out where the tasks are says so to the script.
+#[test]
+fn who_decides_tells_the_script() {
+    for (point, then, is_watched, stage) in [
+        ("setup-namespaces", "true", true, "stayed"),
+        ("pre-resume", "true", true, "moved"),
+        ("pre-resume", "false", true, "stayed"),
+        ("pre-resume", "true", false, "moved"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let told = dir.path().join("told");
+        let script = format!("echo $TORPOR_STAGE >>{}", told.display());
+        let mut held = Held::start_with("pre-copy", point, then, &["--script", &script]);
+        let told = || fs::read_to_string(&told).unwrap();
+        assert_eq!(told(), "stopped\n");
+        if is_watched {
+            wait_until("it comes to its decision", || {
+                point != "pre-resume" || held.here.phases("source") == ["deciding"]
+            });
+            held.migration.kill().unwrap();
+            held.migration.wait().unwrap();
+            held.release();
+        } else {
+            held.abandon();
+            held.release();
+            held.resolve(&[]);
+        }
+        let expected = format!("stopped\n{stage}\n");
+        wait_until(&format!("{point}, {then}: it is told"), || told() == expected);
+        held.counter.goes_on();
+        assert_eq!(held.here.phases("source"), [stage]);
+        // Once.
+        held.resolve(&[]);
+        assert_eq!(told(), expected);
+    }
+}
+
+/// The same of an agent that has brought them.
+#[test]
+fn the_next_agent_tells_the_script() {
+    let (here, mut there) = (Host::new(), Host::new());
+    let [told, reached, released] = ["told", "reached", "released"].map(|name| here.path(name));
+    let held = format!(
+        "test $CRTOOLS_SCRIPT_ACTION != setup-namespaces || {{ touch {}; until test -e {}; do sleep 0.01; done; }}",
+        reached.display(),
+        released.display()
+    );
+    for word in ["--action-script", &held] {
+        there.options.push(format!("--restore-option={word}"));
+    }
+    there.options.push(format!("--script=echo $TORPOR_STAGE >>{}", told.display()));
+    there.start_agent();
+    let counter = Counter::start(100, 1);
+    let pid = counter.pid.to_string();
+    let args = ["--pid", &pid, "--mode", "pre-copy", &there.address];
+    let mut migration = here.migrate(&args).spawn().unwrap();
+    wait_until("it is being made", || reached.exists());
+    there.stop_agent();
+    fs::write(released, "").unwrap();
+    assert!(!migration.wait().unwrap().success());
+    counter.goes_on();
+    assert_eq!(fs::read_to_string(&told).unwrap(), "arriving\n");
+    for _ in 0..2 {
+        there.start_agent();
+        assert_eq!(fs::read_to_string(&told).unwrap(), "arriving\nstayed\n");
+        there.stop_agent();
     }
 }
 
