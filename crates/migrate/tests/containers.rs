@@ -7,6 +7,8 @@
 mod support;
 #[path = "containers/tidied.rs"]
 mod tidied;
+#[path = "containers/unusual.rs"]
+mod unusual;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -439,7 +439,7 @@ pub(crate) fn make_sketch(
     }
 }
 
-/// The configuration of a bundle, with the whole path of its root file system.
+/// The configuration of a bundle, with the whole paths of its root file system and of what it binds.
 ///
 /// # Errors
 /// If there is none that can be read.
@@ -458,7 +458,22 @@ pub fn configuration(bundle: &Path) -> Result<String> {
     let whole = bundle.join(root);
     let whole = whole.canonicalize().context(|| whole.display().to_string())?;
     config["root"]["path"] = Value::from(whole.display().to_string());
+    for mount in config.get_mut("mounts").and_then(Value::as_array_mut).into_iter().flatten() {
+        let source = mount["source"].as_str().map(Path::new);
+        // One that does not begin at the root is of the bundle.
+        let source = source.filter(|source| is_bind(mount) && source.is_relative());
+        if let Some(whole) = source.map(|source| bundle.join(source)) {
+            let whole = whole.canonicalize().unwrap_or(whole);
+            mount["source"] = Value::from(whole.display().to_string());
+        }
+    }
     Ok(config.to_string())
+}
+
+/// Whether a mount of a configuration shows a file or directory of its host.
+pub(crate) fn is_bind(mount: &Value) -> bool {
+    let options = mount["options"].as_array().map_or(&[][..], Vec::as_slice);
+    mount["type"] == "bind" || options.iter().any(|it| it == "bind" || it == "rbind")
 }
 
 #[cfg(test)]
@@ -482,13 +497,19 @@ mod tests {
     }
 
     #[test]
-    fn a_root_gets_its_whole_path() {
+    fn what_is_of_a_bundle_gets_its_whole_path() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("rootfs")).unwrap();
-        std::fs::write(dir.path().join("config.json"), r#"{"root":{"path":"rootfs"}}"#).unwrap();
+        let text = r#"{"root":{"path":"rootfs"}, "mounts":[{"source":"rootfs", "options":["rbind"]}, {"type":"bind", "source":"/a"},
+            {"type":"tmpfs", "source":"tmpfs"}]}"#;
+        std::fs::write(dir.path().join("config.json"), text).unwrap();
         let config: Value = serde_json::from_str(&configuration(dir.path()).unwrap()).unwrap();
         let whole = dir.path().canonicalize().unwrap().join("rootfs");
         assert_eq!(config["root"]["path"].as_str(), whole.to_str());
+        let sources = [0, 1, 2].map(|at| config["mounts"][at]["source"].as_str());
+        assert_eq!(sources, [whole.to_str(), Some("/a"), Some("tmpfs")]);
+        std::fs::write(dir.path().join("config.json"), r#"{"root":{"path":"rootfs"}}"#).unwrap();
+        assert!(!configuration(dir.path()).unwrap().contains("mounts"));
         std::fs::write(dir.path().join("config.json"), "{}").unwrap();
         assert!(configuration(dir.path()).unwrap_err().to_string().contains("names no root"));
     }

@@ -11,7 +11,7 @@ use super::link::{result_of, unexpected};
 use super::{Plan, Source};
 use crate::error::{Error, Result};
 use crate::files::{mapped, networked, write_out};
-use crate::runtime::{Container, configuration};
+use crate::runtime::{Container, configuration, is_bind};
 use crate::task::{self, Task};
 use crate::wire::message::{Reply, Request};
 
@@ -85,12 +85,8 @@ fn outermost(all: &[PathBuf], mounts: &[Mount]) -> Result<Vec<PathBuf>> {
 /// The directory that is mounted in the container at `at`.
 fn volume(config: &Value, at: &Path) -> Result<PathBuf> {
     let mounts = config["mounts"].as_array().map_or(&[][..], Vec::as_slice);
-    let is_bind = |mount: &&Value| {
-        let options = mount["options"].as_array().map_or(&[][..], Vec::as_slice);
-        mount["type"] == "bind" || options.iter().any(|it| it == "bind" || it == "rbind")
-    };
     let is_there = |mount: &&Value| mount["destination"].as_str().map(Path::new) == Some(at);
-    let mount = mounts.iter().filter(is_bind).find(is_there);
+    let mount = mounts.iter().filter(|mount| is_bind(mount)).find(is_there);
     let source = mount.and_then(|mount| mount["source"].as_str()).map(PathBuf::from);
     match source {
         Some(source) if source.is_absolute() && source.is_dir() => Ok(source),
@@ -160,6 +156,10 @@ impl Source<'_> {
         }
         let sent = self.link.meter.sent() - before;
         self.files_bytes += sent;
+        self.files_time = start.elapsed();
+        Ok(sent)
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -181,9 +181,5 @@ mod tests {
         let error = outer("3 2 8:2 /x /srv/web/in rw - ext4 /dev/b rw\n").unwrap_err();
         let error = error.to_string();
         assert!(error.contains("/srv/web/in lies in volume /srv/web,"), "{error}");
-    }
-}
-        self.files_time = start.elapsed();
-        Ok(sent)
     }
 }
