@@ -1,10 +1,12 @@
 //! Containers that are not like most: with a network of their host, files that nobody may write to, users of their own, or
 //! more mounts than others.
 
+use std::fs;
+
 use serde_json::{Value, json};
 
-use super::Container;
 use super::support::{Host, wait_until};
+use super::{Container, agent_apart};
 
 /// Counts in a directory of the bundle that is mounted, since the root file system may be one to read only.
 fn counts_in_a_mount(config: &mut Value) {
@@ -67,4 +69,34 @@ fn unusual_containers_move() {
             wait_until("both tidy up", || here.is_clean() && there.is_clean());
         }
     }
+}
+
+/// One directory is mounted by itself, and is in another one that is, too: both come, and once.
+#[test]
+fn volumes_in_each_other_go_along() {
+    let volumes = tempfile::tempdir().unwrap();
+    let inner = volumes.path().join("data/in");
+    fs::create_dir_all(&inner).unwrap();
+    let container = Container::start(|config| {
+        for (at, source) in [("/in", &*inner), ("/data", inner.parent().unwrap())] {
+            let options = ["rbind", "rw"];
+            let mount =
+                json!({ "destination": at, "type": "bind", "source": source, "options": options });
+            config["mounts"].as_array_mut().unwrap().push(mount);
+        }
+    });
+    let allow = ["--allow-volume", volumes.path().to_str().unwrap()];
+    let (here, there) = (Host::new(), agent_apart(&container, volumes.path(), &allow));
+    container.says(
+        0,
+        "exec",
+        &[&container.id, "sh", "-c", "echo in >/in/file; echo data >/data/file"],
+    );
+    let with = ["--with-volume", "/in", "--with-volume", "/data"];
+    container.moves_with(&here, "pre-copy", &with, &there.address).unwrap();
+    let look = "echo more >>/in/file; cat /data/file /data/in/file";
+    let seen = container.says(1, "exec", &[&container.id, "sh", "-c", look]);
+    assert_eq!(seen, "data\nin\nmore\n");
+    assert_eq!(fs::read_to_string(inner.join("file")).unwrap(), "in\n", "it is another one there");
+    container.says(1, "delete", &["--force", &container.id]);
 }
