@@ -9,6 +9,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -609,6 +610,31 @@ fn a_path_where_another_program_listens_by_now_is_left_to_it() {
     assert!(restores(&["-d"]), "{}", task.log("restore.log"));
     UnixStream::connect(&path).unwrap();
     assert_ne!(fs::metadata(&path).unwrap().mode() & 0o777, 0o614);
+}
+
+/// As by a runtime whose time is over. An unlinked file, and the directory that it was in, have names for the moment.
+#[test]
+fn a_restore_that_is_killed_leaves_no_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let gone = dir.path().join("gone");
+    fs::create_dir(&gone).unwrap();
+    let file = fs::File::create(gone.join("file")).unwrap();
+    fs::remove_dir_all(&gone).unwrap();
+    let task = Sleeper::start_with(&["sleep", "1000"], file.into());
+    task.put_to_sleep(&[]);
+    let seen = task.dir.path().join("seen");
+    let kills = format!(
+        "[ $CRTOOLS_SCRIPT_ACTION != pre-resume ] || {{ ls -A {} >{}; kill -9 $PPID; }}",
+        gone.display(),
+        seen.display()
+    );
+    let killed = task.restore(&["-d", "--action-script", &kills]).status().unwrap();
+    assert_eq!(killed.signal(), Some(libc::SIGKILL), "{}", task.log("restore.log"));
+    assert!(fs::read_to_string(seen).unwrap().starts_with(".torpor."));
+    wait_until(|| !gone.exists());
+    assert!(task.restore(&["-d"]).status().unwrap().success(), "{}", task.log("restore.log"));
+    assert!(task.lives() && !gone.exists());
+    task.kill();
 }
 
 /// Its name was there for the first restore.

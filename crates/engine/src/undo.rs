@@ -1,7 +1,7 @@
 //! All ways in which the guardian can undo things.
 
 use crate::dump::{freezer, tasks, twin};
-use crate::file::remap;
+use crate::file::left_names;
 use crate::file::socket::repair;
 use crate::guardian::Way;
 use crate::memory::track;
@@ -12,7 +12,9 @@ pub(crate) static WAYS: &[&Way] = &[
     &tasks::STUB,
     &tasks::DEATH,
     &freezer::STATE,
-    &remap::NAME,
+    &left_names::NAME,
+    &left_names::DIRECTORY,
+    &left_names::ASIDE,
     &repair::REPAIR,
     &repair::SILENCE,
     &track::USERFAULTFD,

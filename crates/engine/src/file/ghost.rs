@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, Stat, Timespec, Timestamps};
@@ -152,8 +152,7 @@ impl GhostImage {
     /// the directory, and put something else in its place at any moment.
     ///
     /// # Errors
-    /// If there is a file of that name, or it cannot be made, filled or given its owner and mode;
-    /// damaged images.
+    /// If there is a file of that name, or it cannot be made or filled, of which something may be left then; damaged images.
     pub(crate) fn create(
         &mut self,
         maps: &IdMaps,
@@ -180,7 +179,6 @@ impl GhostImage {
                 }
             })?,
         };
-        self.set_attributes(maps, file.as_fd())?;
         Ok(file)
     }
 
@@ -348,6 +346,23 @@ mod tests {
         let mut data = [0; 5001];
         file.read_exact_at(&mut data, 1 << 29).unwrap();
         assert!(data[..5000].iter().all(|&b| b == 7) && data[5000] == 0);
+    }
+
+    /// A file system that is full, say, or an image that was cut.
+    #[test]
+    fn nothing_is_left_of_a_file_that_cannot_be_filled() {
+        let world = World::new();
+        let path = world.path("gone");
+        let file = create(&path);
+        file.write_all_at(b"content", 0).unwrap();
+        fs::remove_file(&path).unwrap();
+        let entries = world.dump(&[&file]).unwrap();
+        let image = world.opts.images_dir.join(kind::GHOST_FILE.file_name(1));
+        let bytes = fs::read(&image).unwrap();
+        fs::write(&image, &bytes[..bytes.len() - 1]).unwrap();
+        let error = world.restore(&entries).unwrap_err().to_string();
+        assert!(error.contains("unlinked file"), "{error}");
+        assert!(left_over(&world).is_empty());
     }
 
     /// A directory that is made in one with this bit has it, too.

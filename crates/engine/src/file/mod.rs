@@ -21,6 +21,7 @@ pub(crate) mod ghost;
 pub(crate) mod given_rights;
 mod hidden;
 pub(crate) mod io_uring;
+pub(crate) mod left_names;
 pub(crate) mod lock;
 pub(crate) mod memfd;
 pub(crate) mod mqueue;

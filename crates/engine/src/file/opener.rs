@@ -17,8 +17,9 @@ use torpor_policy::{FoundElsewhere, OpenFile, PathFile, Policy, Remap};
 use super::description::{is_tun, open_flags, open_in, same_inode, through_mount};
 use super::own_names::{self, own_name, remove};
 use super::remap::{base, parent};
-use super::{ghost, procfs, tty};
+use super::{ghost, left_names, procfs, tty};
 use crate::error::{Context, Error, Result};
+use crate::guardian::{Guardian, Undo};
 use crate::namespace::Namespaces;
 use crate::namespace::mount::{PathAt, Restored, Roots};
 use crate::namespace::user::IdMaps;
@@ -38,8 +39,8 @@ pub(crate) struct Temporary {
     made_ghosts: HashMap<u32, Kept>,
     /// Those whose mode waits until they have lost their names.
     late: Vec<(OwnedFd, Mode)>,
-    /// What was made, in this order.
-    made: Vec<(Name, AtFlags)>,
+    /// What was made, in this order, and what the guardian knows of it.
+    made: Vec<(Name, AtFlags, Undo)>,
     /// Directories among them that were made for something in them only.
     parents: Vec<OwnedFd>,
     /// Names that the dump gave, to be removed once the restore has succeeded.
@@ -48,6 +49,8 @@ pub(crate) struct Temporary {
     asides: u32,
     /// A process that is there for the moment, for what lies below its directory: its number there, and here.
     alive: Option<(u32, i32)>,
+    /// Takes names away, and gives them back, if the supervisor is killed.
+    pub(crate) guardian: Guardian,
 }
 
 /// A name in a directory.
@@ -169,9 +172,30 @@ impl Temporary {
         self.parents.iter().find(is_it)
     }
 
+    /// From now on a file that nobody else has the name of goes with the restore, and so does what may be left of it before
+    /// it is complete.
+    fn add_file(&mut self, name: Name) -> Result<()> {
+        let undo = left_names::undo(&name.dir, &name.name)?;
+        self.add(name, AtFlags::empty(), undo)
+    }
+
+    /// From now on a directory goes with the restore.
+    fn add_directory(&mut self, name: Name, made: &OwnedFd) -> Result<()> {
+        let undo = left_names::undo_directory(&name.dir, &name.name, made)?;
+        self.add(name, AtFlags::REMOVEDIR, undo)
+    }
+
+    fn add(&mut self, name: Name, flags: AtFlags, undo: Undo) -> Result<()> {
+        self.guardian.watch_file(&undo, name.dir.as_fd())?;
+        self.made.push((name, flags, undo));
+        Ok(())
+    }
+
     fn remove_made(&mut self) {
-        while let Some((Name { dir, name }, flags)) = self.made.pop() {
+        while let Some((Name { dir, name }, flags, undo)) = self.made.pop() {
             remove(dir.as_fd(), &name, flags);
+            // If it is gone there is nobody to tell.
+            let _ = self.guardian.forget(&undo);
         }
     }
 }
@@ -424,21 +448,23 @@ fn make_ghost(cx: &mut Opener<'_>, reg: &PathFile, ghost: u32) -> Result<Kept> {
     let mut image = ghost::open(cx.images, ghost, known)?;
     let mut name = Name::of(cx, reg)?;
     let is_dir = image.file_type() == FileType::Directory;
-    let file = if let Some(parent) = cx.temporary.parent(&name).filter(|_| is_dir) {
+    let file = match cx.temporary.parent(&name).filter(|_| is_dir) {
         // It is there already, as the directory of another unlinked file.
-        let file = parent.try_clone().context(|| "dup".to_owned())?;
-        image.set_attributes(cx.id_maps, file.as_fd())?;
-        file
-    } else {
-        let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        if !is_dir {
+        Some(parent) => parent.try_clone().context(|| "dup".to_owned())?,
+        None if is_dir => {
+            let file = image.create(cx.id_maps, name.dir.as_fd(), &name.name)?;
+            cx.temporary.add_directory(name.try_clone()?, &file)?;
+            file
+        }
+        None => {
             let what = || "a name for an unlinked file".to_owned();
             name.name = own_name("ghost", ghost).context(what)?.into_bytes();
+            // Before it is there: to fill it takes its time, and may fail.
+            cx.temporary.add_file(name.try_clone()?)?;
+            image.create(cx.id_maps, name.dir.as_fd(), &name.name)?
         }
-        let file = image.create(cx.id_maps, name.dir.as_fd(), &name.name)?;
-        cx.temporary.made.push((name.try_clone()?, flags));
-        file
     };
+    image.set_attributes(cx.id_maps, file.as_fd())?;
     if let Some(mode) = image.late_mode() {
         let file = file.try_clone().context(|| "dup".to_owned())?;
         cx.temporary.late.push((file, mode));
@@ -455,18 +481,22 @@ fn open_as(cx: &mut Opener<'_>, reg: &PathFile, from: &Kept, own: bool) -> Resul
     let place = Name::of(cx, reg)?;
     cx.check_taken(&reg.path, &place)?;
     let Name { dir, name } = place;
-    let aside = step_aside(cx, &dir, &name).context(what)?;
+    let linked_undo = left_names::undo_of(&dir, &name, &from.file)?;
+    cx.temporary.guardian.watch_file(&linked_undo, dir.as_fd())?;
+    let aside = step_aside(cx, &dir, &name)?;
     let linked = link(from, &dir, &name);
     let opened = linked.context(what).and_then(|()| {
         let opened = open_kept(cx, reg, from, own);
         rustix::fs::unlinkat(&dir, &name, AtFlags::empty()).context(what).and(opened)
     });
-    if let Some(other) = aside {
+    if let Some((other, undo)) = aside {
         let back = rustix::fs::renameat_with(&dir, &other, &dir, &name, RenameFlags::NOREPLACE);
         back.context(|| {
             format!("{}: give its name back to what is called {other} there now", what())
         })?;
+        cx.temporary.guardian.forget(&undo)?;
     }
+    cx.temporary.guardian.forget(&linked_undo)?;
     opened
 }
 
@@ -483,19 +513,21 @@ fn link(from: &Kept, dir: &OwnedFd, name: &[u8]) -> std::io::Result<()> {
     }
 }
 
-/// Renames what is called `name`, if there is such a thing.
-fn step_aside(
-    cx: &mut Opener<'_>,
-    dir: &OwnedFd,
-    name: &[u8],
-) -> rustix::io::Result<Option<String>> {
+/// Renames what is called `name`, if there is such a thing: what it is called then, and what gives it its name back if the
+/// supervisor is killed.
+fn step_aside(cx: &mut Opener<'_>, dir: &OwnedFd, name: &[u8]) -> Result<Option<(String, Undo)>> {
+    let what = || format!("have {} step aside", String::from_utf8_lossy(name));
     cx.temporary.asides += 1;
-    let other = own_name("aside", cx.temporary.asides)?;
+    let other = own_name("aside", cx.temporary.asides).context(what)?;
+    let undo = left_names::undo_aside(dir, &other, name)?;
+    cx.temporary.guardian.watch_file(&undo, dir.as_fd())?;
     match rustix::fs::renameat_with(dir, name, dir, &other, RenameFlags::NOREPLACE) {
-        Ok(()) => Ok(Some(other)),
-        Err(Errno::NOENT) => Ok(None),
-        Err(e) => Err(e),
+        Ok(()) => return Ok(Some((other, undo))),
+        Err(Errno::NOENT) => {}
+        Err(e) => return Err(e).context(what),
     }
+    cx.temporary.guardian.forget(&undo)?;
+    Ok(None)
 }
 
 /// Opens a directory to make files in: through a writable copy of its mount, where
@@ -515,7 +547,7 @@ fn open_dir(cx: &mut Opener<'_>, mnt_id: i32, path: &[u8]) -> Result<OwnedFd> {
     let mode = Mode::from_raw_mode(0o755);
     let make = |private: BorrowedFd<'_>, name: &[u8]| rustix::fs::mkdirat(private, name, mode);
     let dir = own_names::make((name.dir.as_fd(), name.name.as_slice()), cx.id_maps, make)?;
-    cx.temporary.made.push((name, AtFlags::REMOVEDIR));
+    cx.temporary.add_directory(name, &dir)?;
     cx.temporary.parents.push(dir.try_clone().context(|| "dup".to_owned())?);
     Ok(dir)
 }

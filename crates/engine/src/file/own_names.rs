@@ -24,10 +24,11 @@ pub(super) fn own_name(what: &str, number: u32) -> rustix::io::Result<String> {
     Ok(format!(".torpor.{:016x}.{what}.{number:x}", random()?))
 }
 
-/// Takes a name away.
+/// Takes a name away, if it is there.
 pub(super) fn remove(dir: BorrowedFd<'_>, name: &[u8], flags: AtFlags) {
-    if let Err(e) = rustix::fs::unlinkat(dir, name, flags) {
-        tracing::warn!("{} is left over: {e}", String::from_utf8_lossy(name));
+    match rustix::fs::unlinkat(dir, name, flags) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(e) => tracing::warn!("{} is left over: {e}", String::from_utf8_lossy(name)),
     }
 }
 

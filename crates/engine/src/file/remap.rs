@@ -22,10 +22,10 @@ use super::description::{access, lookup, open_over_no_link, same_inode};
 use super::own_names::{random, remove};
 use super::regular::is_stateless;
 use super::table::FileTable;
-use super::{ghost, hidden};
+use super::{ghost, hidden, left_names};
 use crate::error::{Context, Result};
 use crate::external::External;
-use crate::guardian::{Guardian, Undo, Way};
+use crate::guardian::{Guardian, Undo};
 use crate::namespace::mount::{MountNamespace, TreeMounts};
 use crate::namespace::user::IdMaps;
 use crate::options::Files;
@@ -245,7 +245,7 @@ impl Paths<'_> {
                 opened => opened.map_err(nameless)?,
             };
             let base = given_name(random().map_err(nameless)?);
-            self.guardian.watch_file(&undo(&at, &base)?, at.as_fd())?;
+            self.guardian.watch_file(&left_names::undo(&at, base.as_bytes())?, at.as_fd())?;
             match rustix::fs::linkat(&found.file, "", &at, &base, AtFlags::EMPTY_PATH) {
                 Ok(()) => {
                     let path = join(dir, base.as_bytes());
@@ -274,7 +274,7 @@ impl Remaps {
     /// # Errors
     /// If a descriptor cannot be duplicated.
     pub(crate) fn undos(&self) -> Result<Vec<Undo>> {
-        self.given.iter().map(|(dir, name)| undo(dir, name)).collect()
+        self.given.iter().map(|(dir, name)| left_names::undo(dir, name.as_bytes())).collect()
     }
 
     /// Leaves the names that were given to files: only through them can a restore find the files
@@ -298,23 +298,6 @@ impl Drop for Remaps {
             remove(dir.as_fd(), name.as_bytes(), AtFlags::empty());
         }
     }
-}
-
-/// A name in a directory, whose inode number tells it from the same name in others.
-pub(crate) static NAME: Way = Way {
-    has_file: true,
-    ..Way::new("unlink", |words, dir| {
-        let name = words.text(1)?;
-        dir.map_or(Ok(()), |dir| {
-            rustix::fs::unlinkat(dir, name, AtFlags::empty()).context(|| format!("unlink {name}"))
-        })
-    })
-};
-
-/// What removes a name if the supervisor is killed.
-fn undo(dir: &OwnedFd, name: &str) -> Result<Undo> {
-    let stat = rustix::fs::fstat(dir).context(|| "fstat of a directory".to_owned())?;
-    Ok(NAME.undo(vec![stat.st_ino.to_string(), name.to_owned()]))
 }
 
 /// The file system of processes.
@@ -356,16 +339,5 @@ mod tests {
         assert_eq!((parent(b"/a"), base(b"/a")), (&b"/"[..], &b"a"[..]));
         assert_eq!(join(b"/", b"x"), b"/x");
         assert_eq!(join(b"/a", b"x"), b"/a/x");
-    }
-
-    #[test]
-    fn a_name_is_removed_from_its_directory() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("link_remap.1"), "").unwrap();
-        std::fs::write(dir.path().join("other"), "").unwrap();
-        let file: OwnedFd = std::fs::File::open(dir.path()).unwrap().into();
-        undo(&file, "link_remap.1").unwrap().perform(Some(file.as_fd())).unwrap();
-        let left = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name());
-        assert_eq!(left.collect::<Vec<_>>(), ["other"]);
     }
 }

@@ -363,6 +363,11 @@ impl<'a> Restore<'a> {
         }
     }
 
+    /// Whether files have names for the moment.
+    fn gives_names(&self) -> bool {
+        !self.parts.remaps.is_empty()
+    }
+
     /// Makes the husk of the root task in new namespaces.
     fn make_root(&mut self) -> Result<i32> {
         let made = self.with_homes(homes::RootSpaces::load)?;

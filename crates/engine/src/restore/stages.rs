@@ -93,7 +93,11 @@ impl<'a> Plan<'a> {
         *lazy = lazy::Lazy::prepare(opts, images, tasks, ns)?;
         if self.cx.connections().any() {
             self.cx.network.guardian = Guardian::start(crate::undo::WAYS)?;
+        } else if self.cx.gives_names() {
+            // A program with threads cannot have one, and does without.
+            self.cx.network.guardian = Guardian::start(crate::undo::WAYS).unwrap_or_default();
         }
+        self.cx.temporary.guardian = self.cx.network.guardian.clone();
         Ok(())
     }
 
