@@ -1,6 +1,6 @@
 //! The client's end: a dump that sends its memory away.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 
 use torpor_images::packed::Packed;
 use torpor_images::pagemap::Run;
@@ -70,7 +70,8 @@ impl Sender {
         let pages = u32::try_from(bytes.len()).map_err(wrong)?;
         let object = Some(file);
         self.send(&Command { op: Op::Store, flags: 0, pages, vaddr: offset, object })?;
-        self.connection.write_all(bytes).context(|| "send pages".to_owned())
+        let sent = self.connection.write_all(bytes).context(|| "send pages".to_owned());
+        self.sent(sent)
     }
 
     /// What follows is the memory of this object. Says whether the server has the
@@ -86,6 +87,8 @@ impl Sender {
         match there {
             [0] => Ok(false),
             [1] => Ok(true),
+            // It says how it ends before it has answered.
+            [first] if first == FAILED.to_le_bytes()[0] => Err(failed()),
             _ => Err(Error::Protocol("the other end is no page server, or wants --tls".to_owned())),
         }
     }
@@ -96,9 +99,10 @@ impl Sender {
     /// If the server is gone.
     pub(crate) fn has_in_parent(&mut self, object: Object) -> Result<bool> {
         self.send(&Command::bare(Op::Parent, Some(object)))?;
-        let mut there = [0; 4];
-        self.receive(&mut there)?;
-        Ok(i32::from_le_bytes(there) == 1)
+        match self.status()? {
+            FAILED => Err(failed()),
+            there => Ok(there == 1),
+        }
     }
 
     /// Announces a run of pages; those of a run that is present have to follow by
@@ -121,7 +125,8 @@ impl Sender {
     /// # Errors
     /// If the server is gone.
     pub fn pages(&mut self, bytes: &mut [u8]) -> Result<()> {
-        self.outgoing.send(bytes, None, &mut self.connection)
+        let sent = self.outgoing.send(bytes, None, &mut self.connection);
+        self.sent(sent)
     }
 
     /// Waits until the server has written everything. Returns what was compressed on its way.
@@ -131,22 +136,48 @@ impl Sender {
     pub fn close(mut self) -> Result<Option<Packed>> {
         self.closed = true;
         self.send(&Command::bare(Op::Close, None))?;
-        let mut status = [0; 4];
-        self.receive(&mut status)?;
-        match i32::from_le_bytes(status) {
+        match self.status()? {
             0 => Ok(self.outgoing.packed()),
-            _ => Err(Error::Peer("the page server failed; its log says why".to_owned())),
+            _ => Err(failed()),
         }
     }
 
     fn send(&mut self, command: &Command) -> Result<()> {
-        command.send(&mut self.connection).context(|| "write to the page server".to_owned())
+        let sent = command.send(&mut self.connection);
+        self.sent(sent.context(|| "write to the page server".to_owned()))
+    }
+
+    /// What has become of what was sent: a server that has failed says so, and hears nothing any more.
+    fn sent(&mut self, sent: Result<()>) -> Result<()> {
+        let Err(Error::Os { source, .. }) = &sent else { return sent };
+        let is_over = [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
+        let mut status = [0; 4];
+        let has_failed = is_over.contains(&source.kind())
+            && self.connection.read_exact(&mut status).is_ok()
+            && i32::from_le_bytes(status) == FAILED;
+        if has_failed { Err(failed()) } else { sent }
+    }
+
+    /// A number that the server answers.
+    fn status(&mut self) -> Result<i32> {
+        let mut status = [0; 4];
+        self.receive(&mut status)?;
+        Ok(i32::from_le_bytes(status))
     }
 
     fn receive(&mut self, answer: &mut [u8]) -> Result<()> {
-        let got = self.connection.flush().and_then(|()| self.connection.read_exact(answer));
-        got.context(|| "the page server's answer".to_owned())
+        let what = || "the page server's answer".to_owned();
+        let flushed = self.connection.flush().context(what);
+        self.sent(flushed)?;
+        self.connection.read_exact(answer).context(what)
     }
+}
+
+/// What a server says that has failed, whatever it was asked.
+const FAILED: i32 = -1;
+
+fn failed() -> Error {
+    Error::Peer("the page server failed; its log says why".to_owned())
 }
 
 impl Drop for Sender {

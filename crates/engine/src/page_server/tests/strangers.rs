@@ -53,9 +53,11 @@ fn files_that_are_there_stay_as_they_are() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join(name);
         std::fs::write(&file, "precious").unwrap();
-        let (_, served) = session(dir.path(), [None, None], send_two);
+        let (asked, served) = session(dir.path(), [None, None], send_two);
         let served = served.unwrap_err().to_string();
         assert!(served.contains(name) && served.contains("File exists"), "{served}");
+        let asked = asked.unwrap_err().to_string();
+        assert!(asked.contains("the page server failed"), "{asked}");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
         // What was made beside it is gone again.
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
@@ -137,6 +139,14 @@ fn files_that_come_as_they_are_stored_replace_none() {
     });
     assert!(served.unwrap_err().to_string().contains("File exists"));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
+    // A dump is told so, however much it has still to send.
+    let (asked, _) = session(dir.path(), [None, None], |to| {
+        let mut sender = Sender::connect_to_torpor(to, "what is sealed")?;
+        let object = Object { kind: kind::PAGES, id: 1 };
+        (0..64).try_for_each(|part| sender.store(object, part << 20, &[0; 1 << 20]))
+    });
+    let asked = asked.unwrap_err().to_string();
+    assert!(asked.contains("the page server failed"), "{asked}");
 }
 
 /// Clients that connect to a port, and say nothing, nonsense, or less than they should.
