@@ -214,6 +214,7 @@ fn key_errno(error: &keys::KeyError) -> i32 {
         keys::KeyError::NoIdentity | keys::KeyError::NotForUs { .. } => libc::ENOKEY,
         keys::KeyError::Expired { .. } | keys::KeyError::NotYetValid { .. } => libc::EKEYEXPIRED,
         keys::KeyError::Revoked { .. } => libc::EKEYREVOKED,
+        keys::KeyError::Late { .. } => libc::ETIMEDOUT,
         keys::KeyError::Spec { .. } | keys::KeyError::Content { .. } => libc::EINVAL,
         _ => libc::EKEYREJECTED,
     }

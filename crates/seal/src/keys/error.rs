@@ -85,6 +85,14 @@ pub enum KeyError {
         /// What went wrong.
         reason: String,
     },
+    /// A key provider gave no answer in time.
+    #[error("key provider {program}: it did not answer within {seconds} seconds")]
+    Late {
+        /// The command.
+        program: String,
+        /// How long it was waited for.
+        seconds: u64,
+    },
     /// A signature is wrong.
     #[error("the signature of {subject} does not fit the images: they were changed after signing")]
     Signature {

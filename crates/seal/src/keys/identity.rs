@@ -27,7 +27,7 @@ enum IdentityKind {
 
 /// Where identities are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Source {
+pub(super) enum Source {
     File(PathBuf),
     Provider(Provider),
 }
@@ -197,13 +197,19 @@ impl Identities {
     }
 }
 
-fn open(source: &Source, stanzas: &[Stanza], binding: &[u8]) -> Result<Option<MasterKey>> {
+pub(super) fn open(
+    source: &Source,
+    stanzas: &[Stanza],
+    binding: &[u8],
+) -> Result<Option<MasterKey>> {
     let mut failed = None;
     for identity in source.load()? {
         for stanza in stanzas {
             match identity.unwrap(stanza, binding) {
                 Ok(Some(key)) => return Ok(Some(key)),
                 Ok(None) => {}
+                // It would let the next one wait as long.
+                Err(error @ KeyError::Late { .. }) => return Err(failed.unwrap_or(error)),
                 Err(error) => failed = failed.or(Some(error)),
             }
         }

@@ -178,9 +178,10 @@ impl Provider {
         let mut group = Group(child);
         let output = group.talk(line, Instant::now() + self.timeout);
         output.map_err(|reason| match reason {
-            Talk::Late => {
-                self.failed(format!("it did not answer within {} seconds", self.timeout.as_secs()))
-            }
+            Talk::Late => KeyError::Late {
+                program: self.program.display().to_string(),
+                seconds: self.timeout.as_secs(),
+            },
             Talk::Long => self.failed(format!("its answer is over {MAX_ANSWER} bytes")),
             Talk::Io(error) => self.failed(error.to_string()),
         })
@@ -288,6 +289,7 @@ fn receive<P: Read + AsFd>(pipe: &mut Option<P>, into: &mut Vec<u8>) -> Result<(
 
 #[cfg(test)]
 mod tests {
+    use super::super::identity::{Source, open};
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
@@ -374,6 +376,14 @@ mod tests {
         late.timeout = Duration::from_secs(1);
         let failed = late.unwrap(&stanza, b"").unwrap_err().to_string();
         assert!(failed.ends_with("it did not answer within 1 seconds"), "{failed}");
+        // Whoever has written the images says how many keys there are: it is not asked for each of them.
+        let asked = dir.path().join("asked");
+        let mut late = program(dir.path(), &format!("echo >>{}; exec sleep 1000", asked.display()));
+        late.timeout = Duration::from_secs(1);
+        let stanzas = vec![stanza.clone(); 3];
+        let failed = open(&Source::Provider(late.clone()), &stanzas, b"").unwrap_err().to_string();
+        assert!(failed.ends_with("it did not answer within 1 seconds"), "{failed}");
+        assert_eq!(std::fs::read(&asked).unwrap(), b"\n");
 
         std::fs::remove_file(dir.path().join("vault")).unwrap();
         let failed = late.unwrap(&stanza, b"").unwrap_err().to_string();
