@@ -1,7 +1,9 @@
 //! Configuration files: one option a line, without its dashes.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
 use torpor_seal::keys::provider::PREFIX;
@@ -65,6 +67,18 @@ pub(crate) fn apply_defaults(settings: &mut Settings) -> Result<(), ConfigError>
     )
 }
 
+/// Whether nobody can say of a file that it is there: it is not, or its directory cannot be searched, as the home directory of
+/// somebody else that `HOME` still names.
+fn is_missing(path: &Path, error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
+    let unseen = |error: std::io::Error| error.kind() == PermissionDenied;
+    match error.kind() {
+        NotFound | NotADirectory => true,
+        PermissionDenied => path.symlink_metadata().is_err_and(unseen),
+        _ => false,
+    }
+}
+
 /// `optional` files may be missing; that of the environment and `--config` may not.
 fn apply_in_order(
     settings: &mut Settings,
@@ -73,8 +87,7 @@ fn apply_in_order(
 ) -> Result<(), ConfigError> {
     for path in optional {
         match apply_file(settings, &path) {
-            Err(ConfigError::Read { source, .. })
-                if source.kind() == std::io::ErrorKind::NotFound => {}
+            Err(ConfigError::Read { source, .. }) if is_missing(&path, &source) => {}
             other => other?,
         }
     }
@@ -184,7 +197,7 @@ pub(crate) fn apply_extension(settings: &mut Settings, text: &str) -> Result<(),
 /// # Errors
 /// If it cannot be read or followed.
 fn apply_file(settings: &mut Settings, path: &Path) -> Result<(), ConfigError> {
-    apply_lines(settings, path, |_| Ok(()))
+    apply_lines(settings, (path, read(path)), |_| Ok(()))
 }
 
 /// Applies a file that somebody else than the caller may have named: only one below
@@ -198,7 +211,7 @@ pub(crate) fn apply_foreign_file(settings: &mut Settings, path: &Path) -> Result
     if real.starts_with(SYSTEM) {
         apply_file(settings, &real)
     } else {
-        apply_lines(settings, &real, may_say)
+        apply_lines(settings, (&real, read_regular(&real)), may_say)
     }
 }
 
@@ -225,10 +238,10 @@ fn is_name_of_log(path: &str) -> bool {
 
 fn apply_lines(
     settings: &mut Settings,
-    path: &Path,
+    (path, text): (&Path, std::io::Result<String>),
     may_say: impl Fn(&Line) -> Result<(), String>,
 ) -> Result<(), ConfigError> {
-    let text = read(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
+    let text = text.map_err(|source| ConfigError::Read { path: path.into(), source })?;
     let wrong = |(line, reason)| ConfigError::Line { path: path.into(), line, reason };
     for line in parse_config(&text).map_err(wrong)? {
         may_say(&line)
@@ -240,9 +253,22 @@ fn apply_lines(
 
 /// The text of a file of options.
 pub(super) fn read(path: &Path) -> std::io::Result<String> {
+    read_all(File::open(path)?)
+}
+
+/// That of one whose owner could have it be a FIFO, to which nobody writes.
+fn read_regular(path: &Path) -> std::io::Result<String> {
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    match file.metadata()?.is_file() {
+        true => read_all(file),
+        false => Err(std::io::Error::other("it is no regular file")),
+    }
+}
+
+fn read_all(file: File) -> std::io::Result<String> {
     use std::io::{Error, ErrorKind, Read};
     let mut text = String::new();
-    std::fs::File::open(path)?.take(MAX_SIZE + 1).read_to_string(&mut text)?;
+    file.take(MAX_SIZE + 1).read_to_string(&mut text)?;
     if u64::try_from(text.len()).is_ok_and(|len| len > MAX_SIZE) {
         return Err(Error::new(ErrorKind::FileTooLarge, format!("it is over {MAX_SIZE} bytes")));
     }
@@ -459,6 +485,13 @@ mod tests {
         assert!(error.contains("line 2: shell-job counts only in files below /etc"), "{error}");
         assert!(HARMLESS.iter().chain(EXTENSIONS).all(|name| Opt::find(name).is_some()));
 
+        // Whoever waits for a word waits for ever.
+        let fifo = dir.path().join("fifo");
+        let kind = rustix::fs::FileType::Fifo;
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, kind, rustix::fs::Mode::RWXU, 0).unwrap();
+        let error = apply_foreign_file(&mut Settings::default(), &fifo).unwrap_err().to_string();
+        assert!(error.contains("no regular file"), "{error}");
+
         // Neither a link nor a detour makes it a file of the system.
         let detour = Path::new("/etc/..").join(path.strip_prefix("/").unwrap());
         assert!(apply(&detour, "action-script x").unwrap_err().contains("below /etc"));
@@ -490,6 +523,36 @@ mod tests {
         settings.config = Some(path("missing"));
         let error = apply_in_order(&mut settings, optional(), None).unwrap_err();
         assert!(error.to_string().contains("missing"), "{error}");
+    }
+
+    /// `HOME` is not always changed with the user.
+    #[test]
+    fn the_home_of_somebody_else_has_no_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = dir.path().join("home");
+        std::fs::create_dir(&home).unwrap();
+        let file = home.join("default.conf");
+        write(&file, "frobnicate").unwrap();
+        let set_mode = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode))
+        };
+        // Root without the right to all files: a thread cannot take that back.
+        let apply = |path: &Path| {
+            let path = path.to_owned();
+            let apply = move || {
+                torpor_sys::confine::keep_capabilities(0).unwrap();
+                apply_in_order(&mut Settings::default(), vec![path], None)
+                    .map_err(|error| error.to_string())
+            };
+            std::thread::spawn(apply).join().unwrap()
+        };
+        assert!(apply(&file).unwrap_err().contains("frobnicate"));
+        set_mode(&file, 0).unwrap();
+        assert!(apply(&file).unwrap_err().contains("Permission denied"));
+        apply(&file.join("default.conf")).unwrap();
+        set_mode(&home, 0).unwrap();
+        apply(&file).unwrap();
+        set_mode(&home, 0o700).unwrap();
     }
 
     #[test]
