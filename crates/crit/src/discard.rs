@@ -1,6 +1,7 @@
 //! A checkpoint that nobody wants any more: its images go, and with them the names that the dump has
 //! given to files that had none (`--link-remap`).
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
@@ -117,10 +118,10 @@ fn is_image(name: &str) -> bool {
 fn given(images: &ImageDir) -> Result<Vec<Vec<u8>>> {
     let files: Vec<FileEntry> = images.read_all_or_empty(kind::FILES, 0)?;
     let remaps: Vec<RemapFilePathEntry> = images.read_all_or_empty(kind::REMAP_FPATH, 0)?;
-    let linked = |file: &&FileEntry| {
-        remaps.iter().any(|remap| found_by(remap) == (RemapType::Linked, file.id))
-    };
-    let names = files.iter().filter(linked).filter_map(|file| Some(&file.reg.as_ref()?.name));
+    let linked = remaps.iter().map(found_by).filter(|(how, _)| *how == RemapType::Linked);
+    let linked: HashSet<u32> = linked.map(|(_, file)| file).collect();
+    let files = files.iter().filter(|file| linked.contains(&file.id));
+    let names = files.filter_map(|file| Some(&file.reg.as_ref()?.name));
     let own = names.filter(|name| is_given_name(name));
     Ok(own.map(|name| name.strip_prefix(b"/").unwrap_or(name).to_vec()).collect())
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use prost::Message as _;
 use prost_reflect::{DynamicMessage, MessageDescriptor};
+use rustix::fs::{Mode, OFlags};
 use serde_json::{Value as Json, json};
 use torpor_images::kind::{self, Header, IMG_COMMON_MAGIC, IMG_SERVICE_MAGIC, Kind, Layout};
 use torpor_images::reader::MAX_ENTRY;
@@ -18,6 +19,9 @@ use crate::json::{from_json, to_json};
 use crate::payload::{EXTRA, Payload};
 use crate::schema::Schema;
 use crate::sealed;
+
+/// How many entries are shown at most. A file has room for a thousand million that say nothing, and takes none itself.
+const MAX_SHOWN: usize = if cfg!(test) { 100 } else { 1 << 24 };
 
 /// How an image is shown.
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,6 +51,10 @@ pub(crate) fn entries(kind: Kind, reader: &mut Reader, view: View) -> Result<Jso
     let schema = Schema::get()?;
     let mut entries = vec![];
     while let Some((entry, payload)) = next(schema, kind, reader, entries.len())? {
+        if entries.len() == MAX_SHOWN {
+            let reason = format!("it has more than {MAX_SHOWN} entries, too many to be shown");
+            return Err(Error::Inconsistent { file: reader.file().to_owned(), reason });
+        }
         let mut object = to_json(schema, &entry, view.pretty);
         if let Some(payload) = payload {
             let extra = if view.sizes_only {
@@ -120,9 +128,15 @@ fn open_file(path: &Path, identities: &Identities) -> Result<(Kind, Reader)> {
         return Ok(opened);
     }
     let error = |source| Error::Io { file: path.to_owned(), source };
-    let file = File::open(path).map_err(error)?;
-    let len = file.metadata().map_err(error)?.len();
-    open(path, Box::new(file), len)
+    // Nobody may write to a FIFO.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty()).map(File::from);
+    let file = file.map_err(|errno| error(errno.into()))?;
+    let meta = file.metadata().map_err(error)?;
+    if !meta.is_file() {
+        return Err(ImageError::NotRegular { file: path.to_owned() }.into());
+    }
+    open(path, Box::new(file), meta.len())
 }
 
 /// Finds out what kind of image it is and starts to read it.
@@ -193,5 +207,39 @@ fn magic_name(kind: Kind) -> &'static str {
         kind::BINFMT_MISC_OLD => kind::BINFMT_MISC.name,
         kind::PSIGNAL => kind::SIGNAL.name,
         kind => kind.name,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use rustix::fs::{CWD, FileType, mknodat};
+
+    use super::*;
+
+    /// Somebody else may have made the images.
+    #[test]
+    fn what_has_no_end_is_not_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let shown = |path: &Path| {
+            let shown = decode_file(path, View::default(), &Identities::default());
+            shown.map_err(|error| error.to_string())
+        };
+        let fifo = dir.path().join("fifo");
+        mknodat(CWD, &fifo, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        for path in [fifo.as_path(), Path::new("/dev/zero"), dir.path()] {
+            assert!(shown(path).unwrap_err().ends_with("not a regular file"), "{path:?}");
+        }
+        // Entries that say nothing.
+        let many = dir.path().join("many");
+        let words = kind::FS.header.words().into_iter().flat_map(u32::to_le_bytes);
+        std::fs::write(&many, words.collect::<Vec<u8>>()).unwrap();
+        let file = File::options().append(true).open(&many).unwrap();
+        let head = file.metadata().unwrap().len();
+        file.set_len(head + 4 * MAX_SHOWN as u64).unwrap();
+        let all = shown(&many).unwrap();
+        assert_eq!(all["entries"].as_array().unwrap().len(), MAX_SHOWN);
+        file.set_len(head + 4 * MAX_SHOWN as u64 + 4).unwrap();
+        assert!(shown(&many).unwrap_err().contains("too many to be shown"));
     }
 }
