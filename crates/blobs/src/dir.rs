@@ -8,16 +8,27 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use rustix::io::Errno;
 use tempfile::NamedTempFile;
 
 use crate::error::{Context, Error, Result};
 use crate::oci::{self, Descriptor, Index, MANIFEST, MAX_MANIFEST, hex_of};
 use crate::{MAX_SIGN, Push, Store};
 
+/// What the names of blobs begin with that are being stored.
+const BEGUN: &str = ".begun-";
+
 /// The directory of signs.
 const SIGNS: &str = "signs";
+
+/// How long whoever stores something large, or collects, is waited for.
+const PATIENCE: Duration =
+    if cfg!(test) { Duration::from_millis(200) } else { Duration::from_mins(30) };
+/// How often it is looked.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// A name in a directory.
 #[derive(Debug)]
@@ -37,15 +48,6 @@ impl Dir {
 
     fn blobs(&self) -> PathBuf {
         self.path.join("blobs/sha256")
-    }
-
-    /// Locks the blobs: whoever stores some shares the lock with others who do, whoever collects
-    /// does not.
-    fn lock(&self, how: FlockOperation) -> Result<File> {
-        let shown = || self.blobs().display().to_string();
-        let lock = open_dir(&self.blobs()).context(shown)?;
-        flock(&lock, how).context(shown)?;
-        Ok(lock)
     }
 
     fn blob(&self, digest: &str) -> Result<PathBuf> {
@@ -84,8 +86,7 @@ impl Dir {
     fn change<T>(&self, change: impl FnOnce(&mut Index) -> Result<T>) -> Result<T> {
         let shown = || self.path.display().to_string();
         fs::create_dir_all(self.blobs()).context(shown)?;
-        let lock = open_dir(&self.path).context(shown)?;
-        flock(&lock, FlockOperation::LockExclusive).context(shown)?;
+        let _lock = lock(&self.path, FlockOperation::NonBlockingLockExclusive)?;
         let layout = self.path.join("oci-layout");
         if !layout.exists() {
             self.place(&layout, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
@@ -99,16 +100,36 @@ impl Dir {
 
     /// Writes a file as a whole or not at all.
     fn place(&self, file: &Path, content: &[u8]) -> Result<()> {
-        self.fill(file, |new| io::Write::write_all(new, content))
+        let new = NamedTempFile::new_in(&self.path).context(|| file.display().to_string())?;
+        fill(new, file, |new| io::Write::write_all(new, content))
     }
 
-    fn fill(&self, file: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> Result<()> {
-        let shown = || file.display().to_string();
-        let mut new = NamedTempFile::new_in(&self.path).context(shown)?;
-        fill(new.as_file_mut()).and_then(|()| new.as_file().sync_data()).context(shown)?;
-        new.persist(file).map_err(|e| e.error).context(shown)?;
-        Ok(())
+    /// Removes what killed processes have begun to store; how many bytes that was. Nobody stores anything meanwhile.
+    fn remove_begun(&self) -> Result<u64> {
+        let shown = || self.path.display().to_string();
+        let mut freed = 0;
+        for entry in fs::read_dir(&self.path).context(shown)? {
+            let entry = entry.context(shown)?;
+            let is_begun = entry.file_name().as_encoded_bytes().starts_with(BEGUN.as_bytes());
+            if is_begun && entry.file_type().context(shown)?.is_file() {
+                freed += entry.metadata().context(shown)?.len();
+                fs::remove_file(entry.path()).context(shown)?;
+            }
+        }
+        Ok(freed)
     }
+}
+
+/// Fills a new file, which then comes into its place.
+fn fill(
+    mut new: NamedTempFile,
+    file: &Path,
+    fill: impl FnOnce(&mut File) -> io::Result<()>,
+) -> Result<()> {
+    let shown = || file.display().to_string();
+    fill(new.as_file_mut()).and_then(|()| new.as_file().sync_data()).context(shown)?;
+    new.persist(file).map_err(|e| e.error).context(shown)?;
+    Ok(())
 }
 
 /// The lock of a process that stores something.
@@ -120,6 +141,23 @@ struct Storing {
 impl Push for Storing {
     fn holds(&self) -> Result<()> {
         Ok(())
+    }
+}
+
+/// Locks a directory. Whoever may read it can have done so, and is not waited for without end.
+fn lock(path: &Path, how: FlockOperation) -> Result<File> {
+    let shown = || path.display().to_string();
+    let lock = open_dir(path).context(shown)?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match flock(&lock, how) {
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(PAUSE),
+            Err(Errno::WOULDBLOCK) => {
+                let what = format!("{} is locked by another process all the time", shown());
+                return Err(Error::new(what).hint("lslocks tells by which"));
+            }
+            done => return done.context(shown).map(|()| lock),
+        }
     }
 }
 
@@ -181,7 +219,9 @@ impl Store for Dir {
 
     fn begin(&self) -> Result<Box<dyn Push + '_>> {
         fs::create_dir_all(self.blobs()).context(|| self.path.display().to_string())?;
-        Ok(Box::new(Storing { _lock: self.lock(FlockOperation::LockShared)? }))
+        // Shared with others who store something, and not with those who collect.
+        let lock = lock(&self.blobs(), FlockOperation::NonBlockingLockShared)?;
+        Ok(Box::new(Storing { _lock: lock }))
     }
 
     fn put(&self, blob: &Descriptor, content: &mut File) -> Result<()> {
@@ -189,7 +229,9 @@ impl Store for Dir {
         fs::create_dir_all(self.blobs()).context(|| path.display().to_string())?;
         // It may have been tried before.
         content.rewind().context(|| "reading what is stored")?;
-        self.fill(&path, |new| io::copy(content, new).map(drop))
+        let new = tempfile::Builder::new().prefix(BEGUN).tempfile_in(&self.path);
+        let new = new.context(|| path.display().to_string())?;
+        fill(new, &path, |new| io::copy(content, new).map(drop))
     }
 
     fn publish(&self, manifest: &[u8]) -> Result<()> {
@@ -256,15 +298,19 @@ impl Store for Dir {
     }
 
     fn collect(&self) -> Result<u64> {
-        if self.index()?.is_none() {
+        let (blobs, has_index) = (self.blobs(), self.index()?.is_some());
+        if !has_index && !blobs.is_dir() {
             return Ok(0);
         }
-        let blobs = self.blobs();
-        let _lock = self.lock(FlockOperation::LockExclusive)?;
+        let _lock = lock(&blobs, FlockOperation::NonBlockingLockExclusive)?;
+        let begun = self.remove_begun()?;
+        if !has_index {
+            return Ok(begun);
+        }
         self.change(|index| {
             let wanted = crate::wanted(self, &index.manifests)?;
             let shown = || blobs.display().to_string();
-            let mut freed = 0;
+            let mut freed = begun;
             for entry in fs::read_dir(&blobs).context(shown)? {
                 let entry = entry.context(shown)?;
                 // What has another name is no blob: whoever may write here could have laid out a link to another directory.
@@ -350,6 +396,55 @@ mod tests {
         fs::write(&other, "1234").unwrap();
         assert_eq!(read_at_most(&other, 4).unwrap(), b"1234");
         assert!(read_at_most(&other, 3).unwrap_err().to_string().contains("more than 3 bytes"));
+    }
+
+    /// It may be large.
+    #[test]
+    fn what_killed_processes_have_begun_is_collected() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Dir::new(dir.path(), "latest");
+        let begin = || {
+            let mut new = tempfile::Builder::new().prefix(BEGUN).tempfile_in(dir.path()).unwrap();
+            new.write_all(b"1234").unwrap();
+            new.keep().unwrap().1
+        };
+        drop(store.begin().unwrap());
+        let first = begin();
+        assert_eq!(store.collect().unwrap(), 4);
+        store.publish(b"{}").unwrap();
+        assert!(store.remove().unwrap());
+        let (second, storing) = (begin(), store.begin().unwrap());
+        store.collect().unwrap_err();
+        assert!(!first.exists() && second.exists(), "somebody may be storing it");
+        drop(storing);
+        fs::create_dir(dir.path().join(BEGUN)).unwrap();
+        assert_eq!(store.collect().unwrap(), 4 + 2);
+        assert!(!second.exists() && dir.path().join("index.json").exists());
+    }
+
+    /// Whoever may read a directory can lock it for as long as they like.
+    #[test]
+    fn nobody_who_has_a_lock_is_waited_for_without_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Dir::new(dir.path(), "latest");
+        store.publish(b"{}").unwrap();
+        let locked = |path: &Path, how| {
+            let file = File::open(path).unwrap();
+            flock(&file, how).unwrap();
+            file
+        };
+        let shared = locked(&store.blobs(), FlockOperation::LockShared);
+        drop(store.begin().unwrap());
+        assert!(store.collect().unwrap_err().to_string().contains("is locked by another process"));
+        drop(shared);
+        let exclusive = locked(&store.blobs(), FlockOperation::LockExclusive);
+        assert!(store.begin().unwrap_err().to_string().contains("is locked by another process"));
+        drop(exclusive);
+        let index = locked(dir.path(), FlockOperation::LockShared);
+        assert!(store.publish(b"{}").unwrap_err().to_string().contains("is locked by another"));
+        drop(index);
+        assert!(store.remove().unwrap());
+        store.collect().unwrap();
     }
 
     /// Root may collect in a directory that somebody else may write to.

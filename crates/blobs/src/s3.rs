@@ -22,6 +22,9 @@ const PART: usize = 16 << 20;
 /// How often a part is sent again.
 const ATTEMPTS: u32 = 3;
 
+/// How many parts a list has at most: ten million objects, by a thousand.
+const LISTS: usize = if cfg!(test) { 3 } else { 10_000 };
+
 /// The code of the error that a store answers with where there is no such bucket.
 const NO_BUCKET: &str = "<Code>NoSuchBucket</Code>";
 
@@ -276,14 +279,14 @@ impl S3 {
         Ok(Box::new(body.take(len)))
     }
 
-    /// The objects below the prefix: names without it, and sizes.
+    /// The objects below the prefix: names without it, and sizes. What answers could say without end that there are more.
     pub(crate) fn list(&self, below: &str) -> Result<Vec<(String, u64)>> {
         let root = if self.base.is_empty() { "/" } else { &self.base };
         let prefix =
             if self.prefix.is_empty() { String::new() } else { format!("{}/", self.prefix) };
         let asked = escaped(&format!("{prefix}{below}"), false);
         let (mut found, mut next) = (Vec::new(), String::new());
-        loop {
+        for _ in 0..LISTS {
             let query = format!("{next}list-type=2&prefix={asked}");
             let answer = document(self.call("GET", root, &query, &[], None, &[200])?)?;
             let answer = String::from_utf8_lossy(&answer).into_owned();
@@ -298,6 +301,7 @@ impl S3 {
                 None => return Ok(found),
             }
         }
+        Err(Error::new(format!("the list of {} does not end", self.bucket())))
     }
 }
 
@@ -532,6 +536,26 @@ mod tests {
         // What has become shorter meanwhile is not what its name says.
         content.set_len(4).unwrap();
         assert!(store.put(&blob, &mut content).unwrap_err().to_string().contains("as long as"));
+    }
+
+    #[test]
+    fn a_list_has_an_end() {
+        let part = |number: usize, token: &str| {
+            let found = format!("<Contents><Key>team/{number}</Key><Size>7</Size></Contents>");
+            answer("200 OK", "", &format!("{found}{token}"))
+        };
+        let more =
+            |number: usize| format!("<NextContinuationToken>{number}</NextContinuationToken>");
+        let listed = |parts: Vec<String>| {
+            let server = Answers::start(|_| parts);
+            S3::at(format!("http://{}", server.host), "/bucket".to_owned(), "team", "app").list("")
+        };
+        let mut parts: Vec<String> = (0..LISTS).map(|number| part(number, &more(number))).collect();
+        let error = listed(parts.clone()).unwrap_err().to_string();
+        assert_eq!(error, "the list of bucket does not end");
+        parts[LISTS - 1] = part(LISTS - 1, "");
+        let names: Vec<String> = listed(parts).unwrap().into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["0", "1", "2"]);
     }
 
     #[test]
