@@ -88,9 +88,7 @@ fn look(images: &ImageDir, passed: &Passed) -> Result<Look> {
 type Unlisted = (String, String);
 
 fn missing(view: &View<'_>, plan: &[Request]) -> Result<Vec<Unlisted>> {
-    let listed: HashSet<(Option<u32>, &Ask)> =
-        plan.iter().map(|request| (request.task, &request.ask)).collect();
-    let mut things = Things { listed, missing: vec![] };
+    let mut things = Things::of(plan);
     let Planned { spaces, maps, .. } = view.planned;
     // A reader that has been taken over says nothing of numbers that mean two things.
     check_references(&reader::view(view.images, view.checkpoint))?;
@@ -104,29 +102,37 @@ fn missing(view: &View<'_>, plan: &[Request]) -> Result<Vec<Unlisted>> {
     owners(view, maps, &mut things);
     ghosts(view, &mut things)?;
     groups(view, &mut things);
-    networks(view, spaces, plan, &mut things)?;
+    networks(view, spaces, &mut things)?;
     limits_of_ipc(view, spaces, &mut things)?;
-    archives(view, plan, &mut things)?;
+    archives(view, &mut things)?;
     Ok(things.missing)
 }
 
 /// What is looked up in a plan.
 struct Things<'p> {
     listed: HashSet<(Option<u32>, &'p Ask)>,
+    /// The images of which it has firewall rules, and those of which it has an archive, in more words.
+    firewalls: HashSet<&'p str>,
+    archives: HashSet<&'p str>,
     missing: Vec<Unlisted>,
 }
 
-impl Things<'_> {
-    fn expect(&mut self, image: impl Into<String>, task: Option<u32>, ask: &Ask) {
-        if !self.listed.contains(&(task, ask)) {
-            self.missing.push((image.into(), ask.to_string()));
+impl<'p> Things<'p> {
+    fn of(plan: &'p [Request]) -> Self {
+        let images = |is: fn(&Ask) -> bool| {
+            plan.iter().filter(move |request| is(&request.ask)).map(|request| &*request.image)
+        };
+        Things {
+            listed: plan.iter().map(|request| (request.task, &request.ask)).collect(),
+            firewalls: images(|ask| matches!(ask, Ask::Firewall { .. })).collect(),
+            archives: images(|ask| matches!(ask, Ask::Fill(_))).collect(),
+            missing: vec![],
         }
     }
 
-    /// As [`Things::expect`], where the plan has more words: `is` knows one that will do.
-    fn expect_any(&mut self, image: &str, what: &str, plan: &[Request], is: impl Fn(&Ask) -> bool) {
-        if !plan.iter().any(|request| request.image == image && is(&request.ask)) {
-            self.missing.push((image.to_owned(), what.to_owned()));
+    fn expect(&mut self, image: impl Into<String>, task: Option<u32>, ask: &Ask) {
+        if !self.listed.contains(&(task, ask)) {
+            self.missing.push((image.into(), ask.to_string()));
         }
     }
 }
@@ -284,12 +290,7 @@ fn groups(view: &View<'_>, things: &mut Things<'_>) {
 }
 
 /// The devices of the networks that are made, and what is set in them.
-fn networks(
-    view: &View<'_>,
-    spaces: &Namespaces,
-    plan: &[Request],
-    things: &mut Things<'_>,
-) -> Result<()> {
+fn networks(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) -> Result<()> {
     for ns in spaces.of_kind(NsKind::Net).filter(|ns| !ns.is_host && !view.opts.network.empty) {
         if spaces.given.get(&ns.id).is_some_and(|given| given.key.is_some()) {
             continue;
@@ -309,9 +310,10 @@ fn networks(
         for (image, text) in net::planned_routes(filling) {
             things.expect(image.file_name(ns.id.into()), None, &Ask::Route { text });
         }
-        for image in filling.filters() {
-            let is = |ask: &Ask| matches!(ask, Ask::Firewall { .. });
-            things.expect_any(&image.file_name(ns.id.into()), "firewall rules", plan, is);
+        for image in filling.filters().map(|image| image.file_name(ns.id.into())) {
+            if !things.firewalls.contains(&*image) {
+                things.missing.push((image, "firewall rules".to_owned()));
+            }
         }
         for setting in network.settings.all() {
             if !view.told.is_usual(&setting.base_path(), &setting.value) {
@@ -339,14 +341,15 @@ fn limits_of_ipc(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) 
 
 /// The archives that file systems are filled from are those that were read. What is in them is compared
 /// while they are unpacked.
-fn archives(view: &View<'_>, plan: &[Request], things: &mut Things<'_>) -> Result<()> {
+fn archives(view: &View<'_>, things: &mut Things<'_>) -> Result<()> {
     for device in view.planned.forest.filled() {
         let image = kind::TMPFS_DEV.file_name(device);
         if !view.images.has(kind::TMPFS_DEV, device)? {
             return Err(Error::invalid(image, "is missing: a mount is filled from it"));
         }
-        let is = |ask: &Ask| matches!(ask, Ask::Fill(_));
-        things.expect_any(&image, "fills a new file system", plan, is);
+        if !things.archives.contains(&*image) {
+            things.missing.push((image, "fills a new file system".to_owned()));
+        }
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! Addresses, routes and routing rules: what messages of netlink stand for in requests.
 
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use torpor_images::ImageDir;
@@ -57,7 +58,12 @@ impl<'m> Attributes<'m> {
 
 /// The addresses that a restore gives to the devices of a network namespace.
 #[derive(Debug, Default)]
-pub struct Addresses(Vec<Address>);
+pub struct Addresses {
+    all: Vec<Address>,
+    /// What they come with a route to: a device, the length of a prefix, and the network. Images may have millions of
+    /// addresses and of routes.
+    networks: HashSet<(u32, u8, Vec<u8>)>,
+}
 
 #[derive(Debug)]
 struct Address {
@@ -81,14 +87,25 @@ impl Addresses {
 
     /// Those that messages say, each without its header.
     pub fn of<'m>(messages: impl Iterator<Item = &'m [u8]>) -> Self {
-        Addresses(messages.filter_map(Address::of).collect())
+        Addresses::new(messages.filter_map(Address::of).collect())
+    }
+
+    fn new(all: Vec<Address>) -> Self {
+        let of = |address: &Address| {
+            let Address { device, prefix, .. } = *address;
+            [&address.local, &address.other].map(|end| (device, prefix, masked(end, prefix)))
+        };
+        let networks = all.iter().flat_map(of).collect();
+        Addresses { all, networks }
     }
 
     /// What is asked for by them.
     #[must_use]
     pub fn asks(&self, devices: &[NetDevice]) -> Vec<Ask> {
+        let known: HashMap<u32, &NetDevice> =
+            devices.iter().rev().map(|device| (device.index, device)).collect();
         let ask = |address: &Address| {
-            let device = devices.iter().find(|device| device.index == address.device);
+            let device = known.get(&address.device);
             if device.is_some_and(|device| address.is_of_kernel(device)) {
                 return None;
             }
@@ -96,18 +113,12 @@ impl Addresses {
             let text = format!("address {}/{}", shown(&address.local), address.prefix);
             Some(Ask::Address { device: name, text })
         };
-        self.0.iter().filter_map(ask).collect()
+        self.all.iter().filter_map(ask).collect()
     }
 
     /// Whether one of them comes with a route over a device to a network.
     fn lead_to(&self, device: Option<u32>, network: &[u8], prefix: u8) -> bool {
-        let fits = |address: &Address| {
-            let ends = [&address.local, &address.other];
-            Some(address.device) == device
-                && address.prefix == prefix
-                && ends.into_iter().any(|end| masked(end, prefix) == network)
-        };
-        self.0.iter().any(fits)
+        device.is_some_and(|device| self.networks.contains(&(device, prefix, network.to_vec())))
     }
 }
 
@@ -279,7 +290,7 @@ mod tests {
             let body = [2, *prefix, 0, 0, *device, 0, 0, 0];
             Address::of(&message(&body, &[(1, &[9; 4]), (1, ip), (2, ip)])).unwrap()
         };
-        Addresses(all.iter().map(one).collect())
+        Addresses::new(all.iter().map(one).collect())
     }
 
     #[test]

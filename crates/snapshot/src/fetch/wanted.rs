@@ -93,7 +93,7 @@ pub(super) fn wanted(
 fn clusters(images: &ImageDir) -> Result<(Chunks, Vec<Extent>)> {
     let mut all = Chunks::new();
     let mut first: Vec<Extent> = Vec::new();
-    let set: Vec<WorkingSetEntry> = images.read_all_or_empty(kind::WORKING_SET, 0)?;
+    let mut sets = by_process(images.read_all_or_empty(kind::WORKING_SET, 0)?);
     for kind in [kind::PAGEMAP, kind::SHMEM_PAGEMAP] {
         for id in images.ids(kind)? {
             let map = Pagemap::read_unbacked(images, kind, id)?;
@@ -124,7 +124,8 @@ fn clusters(images: &ImageDir) -> Result<(Chunks, Vec<Extent>)> {
             }
             if kind == kind::PAGEMAP {
                 let runs: Vec<_> = map.offsets().collect();
-                let parts = needed(&set, id, map.present_bytes() / page_size());
+                let set = sets.remove(&id).unwrap_or_default();
+                let parts = needed(&set, map.present_bytes() / page_size());
                 parts.for_each(|part| first.extend(extents(&runs, &index, part)));
             }
         }
@@ -134,10 +135,17 @@ fn clusters(images: &ImageDir) -> Result<(Chunks, Vec<Extent>)> {
     Ok((all, merged(first)))
 }
 
-/// The parts of the working set that are of a process with so many `pages`, by their addresses and their numbers of pages.
-/// Each page is needed first once: a list that is somebody else's could have the same ones without end.
-fn needed(set: &[WorkingSetEntry], id: u64, mut pages: u64) -> impl Iterator<Item = (u64, u64)> {
-    set.iter().filter(move |entry| entry.id == id).map(move |entry| {
+/// The working set of each process.
+fn by_process(set: Vec<WorkingSetEntry>) -> HashMap<u64, Vec<WorkingSetEntry>> {
+    let mut sets: HashMap<u64, Vec<WorkingSetEntry>> = HashMap::new();
+    set.into_iter().for_each(|entry| sets.entry(entry.id).or_default().push(entry));
+    sets
+}
+
+/// The parts of the working set of a process with so many `pages`, by their addresses and their numbers of pages. Each page is
+/// needed first once: a list that is somebody else's could have the same ones without end.
+fn needed(set: &[WorkingSetEntry], mut pages: u64) -> impl Iterator<Item = (u64, u64)> {
+    set.iter().map(move |entry| {
         let count = entry.nr_pages.min(pages);
         pages -= count;
         (entry.vaddr, count)
@@ -180,13 +188,16 @@ mod tests {
     #[test]
     fn no_more_is_needed_first_than_there_is() {
         let entry = |id, vaddr, nr_pages| WorkingSetEntry { id, vaddr, nr_pages };
-        let set = [
+        let sets = by_process(vec![
             entry(7, 0x1000, 3),
             entry(8, 0x1000, 2),
             entry(7, 0x9000, u64::MAX),
             entry(7, 0x1000, 1),
-        ];
-        let of = |id, pages| needed(&set, id, pages).collect::<Vec<_>>();
+        ]);
+        let of = |id, pages| {
+            let set = sets.get(&id).map_or(&[][..], Vec::as_slice);
+            needed(set, pages).collect::<Vec<_>>()
+        };
         assert_eq!(of(7, 10), [(0x1000, 3), (0x9000, 7), (0x1000, 0)]);
         assert_eq!(of(8, 10), [(0x1000, 2)]);
         assert_eq!(of(9, 10), []);
