@@ -94,10 +94,26 @@ const DONE: u8 = b'd';
 const INVALID: u8 = b'i';
 const FAILED: u8 = b'e';
 
+/// What the reader may use in any case, in bytes of memory; and up to how much nobody asks what this host has.
+const LEAST: u64 = 256 << 20;
+const PLENTY: u64 = 1 << 30;
+
 /// What the reader may use for images that have a number of bytes: by far more than any that a dump
-/// makes need, also if they hold an archive that has become a thousand times smaller.
+/// makes need, also if they hold an archive that has become a thousand times smaller. One that has been taken over could wait
+/// for ever.
 fn limits(bytes: u64) -> Limits {
-    Limits { seconds: 60 + 4 * (bytes >> 20), bytes: (256 << 20) + 64 * bytes }
+    let seconds = 60 + 4 * (bytes >> 20);
+    let lifetime = u32::try_from(10 * seconds).unwrap_or(u32::MAX);
+    Limits { seconds, lifetime, bytes: memory_for(bytes, || torpor_store::spare_memory().ok()) }
+}
+
+/// How much memory the reader may use: what is too much for this host would be taken from all others on it first.
+fn memory_for(bytes: u64, left: impl FnOnce() -> Option<u64>) -> u64 {
+    let most = LEAST + 64 * bytes;
+    match most > PLENTY {
+        true => left().map_or(most, |left| most.min(left.max(LEAST))),
+        false => most,
+    }
 }
 
 /// A reader that has said all. It takes a while to end (half a millisecond), so it is waited for when this
@@ -401,6 +417,18 @@ fn fresh(names: &[String]) -> Vec<Option<String>> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    /// Images of a gigabyte would be given more than there is on most hosts.
+    #[test]
+    fn the_reader_takes_no_more_memory_than_there_is() {
+        let with = |bytes: u64, left: u64| memory_for(bytes, || Some(left));
+        assert_eq!(with(1 << 30, 8 << 30), 8 << 30);
+        assert_eq!(with(1 << 30, 1 << 20), LEAST);
+        assert_eq!(with(1 << 30, u64::MAX), LEAST + (64 << 30));
+        // Nobody asks for these.
+        assert_eq!(with(1 << 20, 0), LEAST + (64 << 20));
+        assert!(limits(1 << 30).bytes <= LEAST + (64 << 30));
+    }
 
     /// A reader that has been taken over could have the supervisor's memory filled.
     #[test]

@@ -45,7 +45,7 @@ struct State {
     /// Whether files that are opened for the first time are kept.
     open: bool,
     bytes: u64,
-    /// The names of all files, if there are no others but pages.
+    /// The names of all files, sorted, if there are no others but pages.
     names: Option<Arc<[String]>>,
 }
 
@@ -53,7 +53,8 @@ impl State {
     /// Whether `name` is among the names, if they are known. Pages may come later.
     fn lists(&self, name: &str) -> Option<bool> {
         let names = self.names.as_ref().filter(|_| !is_memory(name))?;
-        Some(names.iter().any(|known| known == name))
+        // A tree of thousands of tasks has some thousands more, and asks for each what it lacks.
+        Some(names.binary_search_by(|known| known.as_str().cmp(name)).is_ok())
     }
 }
 
@@ -80,7 +81,7 @@ impl Pins {
         state.kept.retain(|name, _| wanted(name));
     }
 
-    /// All that there is of `names` is kept by now: the rest counts as missing.
+    /// All that there is of `names`, which are sorted, is kept by now: the rest counts as missing.
     pub(crate) fn complete(&self, names: Vec<String>) {
         self.state().names = Some(names.into());
     }
@@ -182,15 +183,28 @@ pub(crate) fn is_memory(name: &str) -> bool {
     name.starts_with("pages-") || name.starts_with("pagemap-")
 }
 
-/// Copies at most `left` bytes.
+/// How many bytes of a file of `len` bytes are copied at most: a file that takes up no room itself is not to take that of all
+/// others on this host.
+fn room_for(
+    len: u64,
+    left: u64,
+    spare: impl FnOnce() -> std::io::Result<u64>,
+) -> std::io::Result<u64> {
+    if len > SMALL { Ok(left.min(spare()?)) } else { Ok(left) }
+}
+
+/// Copies at most `left` bytes, and no more than there is memory for.
 fn copy(file: File, path: &Path, left: u64) -> Result<(Content, u64)> {
     let failed = |error| Error::io(path, "copy", error);
-    let too_large = |size| {
-        let (file, what) = (path.to_owned(), "files other than pages");
-        Error::TooLarge { file, offset: 0, what, size, limit: MAX_PINNED }
-    };
     // A file may have any size and take up no room.
     let len = file.metadata().map_err(failed)?.len();
+    let room = room_for(len, left, torpor_store::spare_memory).map_err(failed)?;
+    let limit = if room < left { room } else { MAX_PINNED };
+    let left = room;
+    let too_large = |size| {
+        let (file, what) = (path.to_owned(), "files other than pages");
+        Error::TooLarge { file, offset: 0, what, size, limit }
+    };
     if len > left {
         return Err(too_large(len));
     }
@@ -271,5 +285,19 @@ impl Seek for At {
         };
         self.at = from.checked_add_signed(by).ok_or(std::io::ErrorKind::InvalidInput)?;
         Ok(self.at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_large_file_takes_no_more_memory_than_there_is() {
+        let room = |len, spare| room_for(len, MAX_PINNED, || Ok(spare)).unwrap();
+        assert_eq!(room(SMALL + 1, 1 << 30), 1 << 30);
+        assert_eq!(room(SMALL + 1, u64::MAX), MAX_PINNED);
+        assert_eq!(room(SMALL, 0), MAX_PINNED);
     }
 }

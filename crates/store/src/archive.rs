@@ -109,7 +109,10 @@ fn open_regular(path: &Path, flags: OFlags) -> io::Result<File> {
 }
 
 /// How many bytes this host has room for: an archive of a few can unpack to as many as it likes. What is swapped out takes none.
-fn spare_memory() -> io::Result<u64> {
+///
+/// # Errors
+/// If the kernel does not say it.
+pub fn spare_memory() -> io::Result<u64> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let kib = |name: &str| -> Option<u64> {
         let rest = text.lines().find_map(|line| line.strip_prefix(name))?;

@@ -28,7 +28,7 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use archive::Archive;
+pub use archive::{Archive, spare_memory};
 pub use aside::{ASIDE, Aside};
 pub use directory::Directory;
 pub use entries::{Rationed, each_entry, each_entry_as_it_was, each_entry_with_seek};

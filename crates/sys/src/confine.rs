@@ -55,6 +55,8 @@ const ARCHITECTURE: u32 = 0xc000_003e;
 pub struct Limits {
     /// Processor time in seconds; `SIGXCPU` ends it then.
     pub seconds: u64,
+    /// How many seconds it lives at most, whatever it does; `SIGKILL` ends it then.
+    pub lifetime: u32,
     /// Memory in bytes, beside what it has already; to allocate more fails.
     pub bytes: u64,
 }
@@ -80,6 +82,7 @@ pub fn confine(keep: &[RawFd], limits: Limits) -> Result<()> {
     limit(libc::RLIMIT_NOFILE, highest + FILES)?;
     limit(libc::RLIMIT_FSIZE, LONGEST)?;
     limit(libc::RLIMIT_CPU, limits.seconds)?;
+    end_after(limits.lifetime)?;
     close_all_but(keep);
     become_nobody()?;
     keep_capabilities(0)?;
@@ -112,6 +115,23 @@ fn limit(which: libc::__rlimit_resource_t, most: u64) -> Result<()> {
         now.rlim_cur = now.rlim_cur.min(most);
         now.rlim_max = now.rlim_max.min(most.saturating_add(1));
         check(libc::setrlimit(which, &raw const now)).map(drop)
+    }
+}
+
+/// Has this process end after so many seconds, also while it waits: a signal that nobody can block or ignore, by a timer that
+/// goes with the process, and that it has no system call to stop any more.
+fn end_after(seconds: u32) -> Result<()> {
+    // SAFETY: all zeros are numbers and null pointers, which the kernel takes for none.
+    let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
+    (event.sigev_notify, event.sigev_signo) = (libc::SIGEV_SIGNAL, libc::SIGKILL);
+    let never = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let then = libc::timespec { tv_sec: seconds.into(), tv_nsec: 0 };
+    let when = libc::itimerspec { it_interval: never, it_value: then };
+    let mut timer: libc::timer_t = std::ptr::null_mut();
+    // SAFETY: an event that the first call reads, a place for a timer, which it writes, and times that the second one reads.
+    unsafe {
+        check(libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer))?;
+        check(libc::timer_settime(timer, 0, &raw const when, std::ptr::null_mut())).map(drop)
     }
 }
 

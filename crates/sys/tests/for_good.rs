@@ -18,6 +18,7 @@ use torpor_sys::secrecy::protect;
 fn main() -> ExitCode {
     torpor_tests::alone::main(&[
         ("confine::time_has_an_end", time_has_an_end),
+        ("confine::waiting_has_an_end", waiting_has_an_end),
         ("confine::nothing_is_left_but_to_compute", nothing_is_left_but_to_compute),
         ("secrecy::memory_is_locked_and_not_dumped", memory_is_locked_and_not_dumped),
     ])
@@ -31,7 +32,7 @@ fn end_of(work: fn() -> i32) -> Status {
 
 fn time_has_an_end() {
     let end = end_of(|| {
-        if confine(&[], Limits { seconds: 1, bytes: 1 << 20 }).is_err() {
+        if confine(&[], Limits { seconds: 1, lifetime: 600, bytes: 1 << 20 }).is_err() {
             return 1;
         }
         let mut number = 0_u64;
@@ -40,6 +41,20 @@ fn time_has_an_end() {
         }
     });
     assert_eq!(end, Status::Signaled(libc::SIGXCPU));
+}
+
+/// A process that only waits takes no time of a processor.
+fn waiting_has_an_end() {
+    let end = end_of(|| {
+        let Ok((reader, writer)) = rustix::pipe::pipe() else { return 1 };
+        let kept = [reader.as_raw_fd(), writer.as_raw_fd()];
+        if confine(&kept, Limits { seconds: 60, lifetime: 1, bytes: 1 << 20 }).is_err() {
+            return 2;
+        }
+        // Nobody writes.
+        rustix::io::read(&reader, &mut [0; 1]).map_or(3, |_| 4)
+    });
+    assert_eq!(end, Status::Signaled(libc::SIGKILL));
 }
 
 fn nothing_is_left_but_to_compute() {
@@ -54,7 +69,7 @@ fn confined() -> Option<i32> {
     let other = ManuallyDrop::new(File::open("/proc/thread-self/status").ok()?);
     // Another user would be without capabilities by itself.
     set_keep_capabilities(true).ok()?;
-    confine(&[kept.as_raw_fd()], Limits { seconds: 60, bytes: 16 << 20 }).ok()?;
+    confine(&[kept.as_raw_fd()], Limits { seconds: 60, lifetime: 600, bytes: 16 << 20 }).ok()?;
     let mut text = vec![0; 4096];
     let read = rustix::io::read(&kept, &mut text).ok()?;
     let text = String::from_utf8_lossy(&text[..read]).into_owned();
