@@ -1,6 +1,8 @@
 //! `docs/architecture.md` names what there is.
 
-use super::{crates, files_of_engine, root, sources};
+use std::path::PathBuf;
+
+use super::{crates, files_below, files_of_engine, root, sources};
 
 fn page() -> String {
     std::fs::read_to_string(root().join("docs/architecture.md")).unwrap()
@@ -71,6 +73,41 @@ fn files_that_are_named_exist() {
         let path = if file.starts_with("crates/") { root().join(file) } else { source.join(file) };
         assert!(path.is_file(), "{file}");
     }
+}
+
+/// The tests of each attack that docs/security.md says is tried.
+#[test]
+fn attacks_are_tried_by_tests_that_exist() {
+    let page = std::fs::read_to_string(root().join("docs/security.md")).unwrap();
+    let tried = page.split("## Which attacks are tried").nth(1).unwrap();
+    let tried = tried.split("\n## ").next().unwrap();
+    let rows = tried.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").nth(1));
+    let named: Vec<&str> = rows.flat_map(quoted).collect();
+    assert!(named.len() > 100, "{named:?}");
+    let files: Vec<PathBuf> =
+        ["crates", "tests", "fuzz"].iter().flat_map(|dir| files_below(&root().join(dir))).collect();
+    let code: Vec<String> =
+        files.iter().map(|file| std::fs::read_to_string(file).unwrap()).collect();
+    let is_there = |name: &str| {
+        if name.contains('/') {
+            return root().join(name).exists();
+        }
+        if name.ends_with(".rs") {
+            return files.iter().any(|file| file.ends_with(name));
+        }
+        let (test, target) = (format!("fn {name}("), format!("fuzz/fuzz_targets/{name}.rs"));
+        code.iter().any(|text| text.contains(&test)) || root().join(target).is_file()
+    };
+    let missing: Vec<&str> = named.into_iter().filter(|name| !is_there(name)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+/// Where somebody who has found something looks.
+#[test]
+fn it_is_said_what_to_do_about_a_hole() {
+    let page = std::fs::read_to_string(root().join("SECURITY.md")).unwrap();
+    let said = page.split("## If you find a hole").nth(1).unwrap();
+    assert!(said.contains("privately") && said.contains("torpor image plan"), "{said}");
 }
 
 /// The page with the example is the example that runs (`library.rs`); `UPDATE_DOCS=1` writes it.
