@@ -23,7 +23,7 @@ use crate::restore::image::TaskImage;
 use crate::restore::process::{reap, with_process};
 use crate::restore::tasks;
 use crate::restore::transport::Transport;
-use crate::task::{Script, creds};
+use crate::task::{Script, creds, hide};
 
 impl Namespaces {
     /// A user namespace below that of the root task.
@@ -260,11 +260,13 @@ pub(super) fn make(cx: &mut Homes<'_>) -> Result<()> {
         let spaces = &mut *cx.spaces;
         let root = cx.id_maps;
         with_process(cx.tasks[0].remote()?, None, |maker| {
+            leave_groups(maker)?;
             if let Some(above) = &above {
                 send_into(maker, NsKind::User, above)?;
             }
-            let group = if parent.is_some() { ids.any_group() } else { root.any_group() };
-            make_one(maker, spaces, index, (&ids, group))
+            let group = if parent.is_some() { ids.last_group() } else { root.last_group() };
+            let stays_hidden = parent.is_none() && root.known().is_none() && opens_all();
+            make_one(maker, spaces, index, (&ids, group, stays_hidden))
         })
         .about(|| format!("user namespace {number}"))?;
         let file = cx.spaces.user_file(number)?;
@@ -275,12 +277,22 @@ pub(super) fn make(cx: &mut Homes<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Has `maker`, which lives in the namespace above, whose ids are `ids`, make one.
+/// Whether processes with the capabilities of this one open what is root's.
+fn opens_all() -> bool {
+    /// `CAP_DAC_OVERRIDE`.
+    const DAC_OVERRIDE: u32 = 1;
+    let status = proc::status(std::process::id().cast_signed());
+    let effective = status.ok().and_then(|status| status.number("CapEff", 16));
+    effective.is_some_and(|set| set >> DAC_OVERRIDE & 1 == 1)
+}
+
+/// Has `maker`, which lives in the namespace above, whose ids are `ids`, make one. It is one of a group, and may stay hidden from others
+/// if it can open the files of such a process.
 fn make_one(
     maker: &mut Tracee,
     spaces: &mut Namespaces,
     index: usize,
-    (ids, group): (&IdMaps, Option<u32>),
+    (ids, group, stays_hidden): (&IdMaps, Option<u32>, bool),
 ) -> Result<()> {
     let Namespaces { all, users, .. } = spaces;
     let user = &mut users[index];
@@ -290,6 +302,11 @@ fn make_one(
     let owner = ids.uid_inside(user.owner);
     let owner = owner.ok_or_else(|| invalid(user.number, "its owner has no id above"))?;
     become_maker(maker, owner, group)?;
+    let mut script = Script::new(maker);
+    if !stays_hidden || !hide(&mut script) {
+        be_dumpable(&mut script);
+    }
+    script.run()?;
     let mut first = maker.spawn_child(NsKind::User.clone_flag(), 0, &[])?;
     let pid = first.pid();
     write_maps(maker, pid, user.denies_groups, &maps)?;
@@ -303,6 +320,16 @@ fn make_one(
     reap(maker)
 }
 
+/// Takes the groups of this program from a maker of user namespaces, before it enters one that denies that. The user who has made one
+/// is mighty over all that lives in it, also outside of the tree.
+fn leave_groups(maker: &mut Tracee) -> Result<()> {
+    let mut batch = maker.batch();
+    // Where it is denied here already, this program is that user.
+    batch.call((libc::SYS_setgroups, [0, 0]));
+    batch.run()?;
+    Ok(())
+}
+
 /// The kernel notes who makes a user namespace, and takes only a maker that has ids in the one above.
 fn become_maker(maker: &mut Tracee, user: u32, group: Option<u32>) -> Result<()> {
     let mut script = Script::new(maker);
@@ -312,7 +339,6 @@ fn become_maker(maker: &mut Tracee, user: u32, group: Option<u32>) -> Result<()>
     }
     let user = u64::from(user);
     script.step("setresuid", (libc::SYS_setresuid, [user, user, user]));
-    be_dumpable(&mut script);
     script.run()?;
     Ok(())
 }
@@ -451,11 +477,17 @@ pub(crate) fn enter_as(
         }
         script.run()?;
     }
+    // The user who has made it may not look into what is no task yet.
+    let mut script = Script::new(husk);
+    let is_hidden = hide(&mut script);
+    script.run()?;
     send_into(husk, NsKind::User, &file)?;
+    if is_hidden {
+        return Ok(());
+    }
     let mut script = Script::new(husk);
     be_dumpable(&mut script);
-    script.run()?;
-    Ok(())
+    script.run().map(drop)
 }
 
 /// The names of four ids, if they all have one.
@@ -506,4 +538,25 @@ pub(crate) fn verify(tasks: &[tasks::Task], spaces: &Namespaces, root_ids: &IdMa
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever has made a user namespace looks into what is born there.
+    #[test]
+    fn a_maker_has_no_group_of_this_program() {
+        let (mut maker, _pidfd) = Tracee::spawn_husk(0, &[]).unwrap();
+        let mut script = Script::new(&mut maker);
+        creds::further_groups(&mut script, &[0, 7]);
+        script.run().unwrap();
+        leave_groups(&mut maker).unwrap();
+        become_maker(&mut maker, 4711, IdMaps::identity().last_group()).unwrap();
+        let status = proc::status(maker.pid()).unwrap();
+        assert_eq!(status.numbers("Uid", 10), [4711; 4]);
+        // The last one of this host.
+        assert_eq!(status.numbers("Gid", 10), [0xffff_fffe; 4]);
+        assert!(status.numbers("Groups", 10).is_empty());
+    }
 }

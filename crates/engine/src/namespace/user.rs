@@ -98,12 +98,19 @@ impl IdMaps {
         self.maps.as_ref().map(|maps| [&maps.users, &maps.groups].map(text)).unwrap_or_default()
     }
 
-    /// A group that everybody in there can have.
+    /// A group that somebody in there can have, and nobody has, as a rule: the last one.
     #[must_use]
-    pub(crate) fn any_group(&self) -> Option<u32> {
+    pub(crate) fn last_group(&self) -> Option<u32> {
+        let last = |extent: &IdExtent| {
+            let (first, _, count) = extent.numbers();
+            first.saturating_add(count.saturating_sub(1))
+        };
         match &self.maps {
-            Some(maps) => maps.groups.first().map(|extent| extent.numbers().0),
-            None => Some(0),
+            Some(maps) => maps.groups.iter().map(last).max(),
+            None => {
+                let own = i32::try_from(std::process::id()).unwrap_or_default();
+                extents(own, "gid_map").ok()?.iter().map(last).max()
+            }
         }
     }
 

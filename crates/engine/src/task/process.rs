@@ -205,8 +205,9 @@ pub(crate) fn restore(script: &mut Script<'_>, rest: &ProcessRest, memory: &Proc
 }
 
 /// Keeps others out of the memory of a process until [`dumpable`]. As soon as one of its threads has the rights of the task, whoever
-/// else has these and sees it could write there what another thread runs that has those of this program still.
-pub(crate) fn hide(script: &mut Script<'_>) {
+/// else has these and sees it could write there what another thread runs that has those of this program still. False if that would keep
+/// this program out as well.
+pub(crate) fn hide(script: &mut Script<'_>) -> bool {
     /// `CAP_SYS_PTRACE`.
     const SYS_PTRACE: u32 = 19;
     /// Without it this program could not look into the process either, and has no rights that a task lacks.
@@ -218,6 +219,7 @@ pub(crate) fn hide(script: &mut Script<'_>) {
     if *MAY_TRACE_ALL {
         script.prctl("PR_SET_DUMPABLE", libc::PR_SET_DUMPABLE, 0);
     }
+    *MAY_TRACE_ALL
 }
 
 /// What the dumpable flag is to be set to, if that is to be done: after the credentials of all
