@@ -21,6 +21,7 @@ use crate::options::{Given, JoinNs, Network};
 use crate::restore::bulk::Bulk;
 use crate::restore::image::TaskImage;
 use crate::restore::tasks::Task;
+use crate::task::{Script, hide};
 
 /// Kinds that a task can have of its own although its parent lives in another one.
 pub(super) const NESTED: [NsKind; 3] = [NsKind::Net, NsKind::Uts, NsKind::Ipc];
@@ -83,6 +84,7 @@ pub(crate) struct RootSpaces {
     clocks: Option<Offsets>,
     pids: Option<OwnedFd>,
     maps: IdMaps,
+    maker: Option<user::Maker>,
 }
 
 impl RootSpaces {
@@ -112,7 +114,9 @@ impl RootSpaces {
             Some(_) => IdMaps::identity(),
             None => cx.id_maps.clone(),
         };
-        Ok(RootSpaces { flags, clocks, pids, maps })
+        let is_new = flags & NsKind::User.clone_flag() != 0;
+        let maker = if is_new { user::Maker::of_new() } else { None };
+        Ok(RootSpaces { flags, clocks, pids, maps, maker })
     }
 
     /// The flags of `clone3` that make them.
@@ -136,7 +140,8 @@ impl RootSpaces {
         if let Some(clocks) = &self.clocks {
             clocks.apply()?;
         }
-        self.pids.as_ref().map_or(Ok(()), pid::enter)
+        self.pids.as_ref().map_or(Ok(()), pid::enter)?;
+        self.maker.as_ref().map_or(Ok(()), user::Maker::become_it)
     }
 
     /// To be called when the husk `pid` exists, before it executes anything.
@@ -144,6 +149,7 @@ impl RootSpaces {
     /// # Errors
     /// If the husk does not take its ids or the offsets of its clocks.
     pub(crate) fn prepare(&self, pid: i32) -> io::Result<()> {
+        self.maker.as_ref().map_or(Ok(()), user::Maker::is_over)?;
         self.maps.apply(pid)
     }
 }
@@ -280,6 +286,9 @@ fn enter_joined(cx: &mut Homes<'_>) -> Result<()> {
         let file: OwnedFd = File::open(&join.file)
             .context(|| format!("open namespace {}", join.file.display()))?
             .into();
+        if kind == NsKind::User {
+            hide_root(cx)?;
+        }
         send_into(cx.tasks[0].remote()?, kind, &file)?;
         // An id of this host need not have a name there.
         if kind == NsKind::User {
@@ -301,6 +310,14 @@ fn enter_joined(cx: &mut Homes<'_>) -> Result<()> {
         return Err(Error::invalid(join.file.display().to_string(), reason));
     }
     Ok(())
+}
+
+/// Keeps others out of the memory of the root husk. Whoever lives in the same user namespace, sees it, and may trace there could have it
+/// do what it may: until it has its own mounts it sees those of this host.
+fn hide_root(cx: &mut Homes<'_>) -> Result<()> {
+    let mut script = Script::new(cx.tasks[0].remote()?);
+    hide(&mut script);
+    script.run().map(drop)
 }
 
 /// Opens the network namespaces that `--external` left to the caller.
@@ -408,4 +425,71 @@ pub(crate) fn enter(task: &mut Task, spaces: &Namespaces, from: &TaskImage) -> R
         send_into(task.remote()?, kind, &file)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use torpor_policy::{IdExtent, UserMaps};
+    use torpor_tracee::{Birth, Tracee, syscall};
+
+    use super::*;
+    use crate::options::{JoinNsKind, Options};
+    use crate::restore::Restore;
+
+    /// One in which ids are the same: to become a user of this host that it has hides nothing.
+    #[test]
+    fn nobody_looks_into_a_husk_that_joins_a_user_namespace() {
+        let root = || vec![IdExtent::new(0, 0, 1).unwrap()];
+        let maps = IdMaps::new(UserMaps { users: root(), groups: root() });
+        let birth = Birth {
+            flags: NsKind::User.clone_flag(),
+            set_tid: &[],
+            before: &|| Ok(()),
+            prepare: &|pid| maps.apply(pid),
+        };
+        let (stranger, _pidfd) = Tracee::bear(&birth).unwrap();
+        let file = format!("/proc/{}/ns/user", stranger.pid()).into();
+        let join_ns = vec![JoinNs { kind: JoinNsKind::User, file, ids: None }];
+        let given = Given { join_ns, ..Given::default() };
+        let opts = Options { given, ..Options::default() };
+        let dir = tempfile::tempdir().unwrap();
+        let images = ImageDir::open(dir.path()).unwrap();
+        let mut cx = Restore::bare(&opts, images, Namespaces::default());
+        cx.adopt_bare(Tracee::spawn_husk(0, &[]).unwrap().0);
+        let mut homes = Homes {
+            given: &opts.given,
+            network: &opts.network,
+            bulk: Bulk::of(&cx.images),
+            staged: false,
+            spaces: &mut cx.ns,
+            id_maps: &maps,
+            tasks: &mut cx.tasks,
+        };
+        enter_joined(&mut homes).unwrap();
+        let dumpable = syscall::prctl(libc::PR_GET_DUMPABLE, []);
+        let husk = cx.tasks[0].remote().unwrap();
+        assert_eq!(husk.call("PR_GET_DUMPABLE", dumpable).unwrap(), 0);
+    }
+
+    /// A process of root's without capabilities in another container would be mighty over it.
+    #[test]
+    fn a_user_namespace_is_made_by_no_user_that_there_is() {
+        let ids = || vec![IdExtent::new(0, 70_000, 1000).unwrap()];
+        let maps = IdMaps::new(UserMaps { users: ids(), groups: ids() });
+        let maker = user::Maker::of_new();
+        let flags = NsKind::User.clone_flag();
+        let spaces = RootSpaces { flags, clocks: None, pids: None, maps, maker };
+        let birth = Birth {
+            flags: spaces.flags(),
+            set_tid: &[],
+            before: &|| spaces.before(),
+            prepare: &|pid| spaces.prepare(pid),
+        };
+        let (mut husk, _pidfd) = Tracee::bear(&birth).unwrap();
+        let space = open_of(husk.pid(), NsKind::User).unwrap();
+        assert_eq!(torpor_sys::ns::maker(space.as_fd()).unwrap(), 0xffff_fff0);
+        assert_eq!(husk.call("getuid", (libc::SYS_getuid, [0])).unwrap(), 0);
+    }
 }

@@ -8,13 +8,21 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use rustix::fs::{Stat, fstat, stat};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use rustix::io::Errno;
+use rustix::process::{DumpableBehavior, Uid, dumpable_behavior, set_dumpable_behavior};
+use rustix::thread::{
+    CapabilitySet, LinkNameSpaceType, capabilities, move_into_link_name_space, set_capabilities,
+    set_thread_res_uid,
+};
 use torpor_images::{ImageDir, kind};
 use torpor_policy::{Ask, IdExtent, Request, UserMaps};
 use torpor_sys::process::{self, FileOwner};
 
 use crate::error::{About, Context, Error, Result};
 use crate::proc;
+
+/// A number that no user has, nor one of those that stand for nobody.
+const NOBODYS: u32 = 0xffff_fff0;
 
 /// How the ids of a user namespace are called in the supervisor's.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -204,6 +212,73 @@ impl fmt::Display for IdMaps {
     }
 }
 
+/// What is done in a user namespace takes these, as long as it is not one of this user's own.
+const OF_MAKER: [CapabilitySet; 17] = [
+    CapabilitySet::CHOWN,
+    CapabilitySet::DAC_OVERRIDE,
+    CapabilitySet::DAC_READ_SEARCH,
+    CapabilitySet::FOWNER,
+    CapabilitySet::FSETID,
+    CapabilitySet::KILL,
+    CapabilitySet::SETGID,
+    CapabilitySet::SETUID,
+    CapabilitySet::SETPCAP,
+    CapabilitySet::NET_BIND_SERVICE,
+    CapabilitySet::NET_ADMIN,
+    CapabilitySet::NET_RAW,
+    CapabilitySet::IPC_OWNER,
+    CapabilitySet::SYS_CHROOT,
+    CapabilitySet::SYS_PTRACE,
+    CapabilitySet::SYS_ADMIN,
+    CapabilitySet::SYS_TIME,
+];
+
+/// Who makes the user namespace of the root task. The kernel notes that, and to everybody outside who is the same user that one is
+/// mighty over all in there, with capabilities or without. If it were root, any process of root's in another container that sees the
+/// root husk could look into it, and by it at this host, whose mounts it has at first.
+#[derive(Debug)]
+pub(super) struct Maker {
+    /// Whether this process could be looked into before.
+    dumpable: DumpableBehavior,
+}
+
+impl Maker {
+    /// None where this user has to make it: who makes it needs no capabilities for what is done in there later.
+    pub(super) fn of_new() -> Option<Self> {
+        let own = capabilities(None).ok()?.permitted;
+        let is_mighty = OF_MAKER.iter().all(|capability| own.contains(*capability));
+        let dumpable = dumpable_behavior().ok()?;
+        (is_mighty && rustix::process::geteuid().is_root()).then_some(Maker { dumpable })
+    }
+
+    /// Has this thread, which has nothing else to do, be that user, with all its capabilities.
+    ///
+    /// # Errors
+    /// If the capabilities do not come back.
+    pub(super) fn become_it(&self) -> io::Result<()> {
+        let all = capabilities(None)?;
+        match set_thread_res_uid(None, Some(Uid::from_raw(NOBODYS)), None) {
+            // Another user takes those away that count.
+            Ok(()) => Ok(set_capabilities(None, all)?),
+            // A user namespace does not have the number.
+            Err(Errno::INVAL) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// What was born has a copy of this process that nobody may look into: another user has taken that away, and it can come back
+    /// here.
+    ///
+    /// # Errors
+    /// If the kernel does not let it.
+    pub(super) fn is_over(&self) -> io::Result<()> {
+        match self.dumpable {
+            DumpableBehavior::Dumpable => Ok(set_dumpable_behavior(self.dumpable)?),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// A user namespace below that of the root task ([`super::nested_user`]). Ids outside are those of the root task's user namespace.
 #[derive(Debug)]
 pub(crate) struct NestedUser {
@@ -252,7 +327,10 @@ pub(super) fn with_resident<T>(
         // It stays until the other end is closed, which it must not hold itself.
         ours = None;
         let kind = Some(LinkNameSpaceType::User);
-        let entered = move_into_link_name_space(namespace, kind).is_ok();
+        // A copy of this process, with all that is open here: whoever is mighty there may not look into it.
+        let entered = set_dumpable_behavior(DumpableBehavior::NotDumpable)
+            .and_then(|()| move_into_link_name_space(namespace, kind))
+            .is_ok();
         i32::from(!entered || theirs.write_all(&[1]).is_err() || theirs.read(&mut [0]).is_err())
     });
     drop(theirs);
