@@ -3,6 +3,7 @@
 //! process that made them before, or by one that has its number and its users for this
 //! moment, if it has ended since.
 
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
@@ -15,8 +16,9 @@ use torpor_tracee::{Batch, Call, Outcome, Tracee};
 
 use super::Neighbours;
 use super::name::Reach;
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 use crate::file::description::duplicate;
+use crate::file::found::own_pid;
 use crate::file::socket::about::netns_of;
 use crate::namespace::{NsKind, send_into};
 use crate::proc;
@@ -111,29 +113,43 @@ fn listen_from(
     clear(husk, transport)
 }
 
-/// Connects a socket.
+/// Connects a socket, without waiting for a place in the queue of a listener: whoever else knows its name could keep that full.
+/// Returns the process that has connected it, which the other end remembers; `None` if there was no place.
 pub(super) fn connect(
     cx: &mut Neighbours<'_>,
     who: Option<ProcessIds>,
     fd: BorrowedFd<'_>,
     reach: &Reach,
-) -> Result<()> {
+) -> Result<Option<i32>> {
     let file = reach.file.as_ref().map(|file| duplicate(file.as_fd())).transpose()?;
-    match as_maker(cx, who, None, |husk, who| connect_from(husk, who, fd, reach, file))? {
-        Some(()) => Ok(()),
-        None => socket::connect(fd, &reach.address).context(|| "connect a Unix socket".to_owned()),
-    }
+    let flags = rustix::fs::fcntl_getfl(fd).context(|| "F_GETFL".to_owned())?;
+    let set = |flags| rustix::fs::fcntl_setfl(fd, flags).context(|| "F_SETFL".to_owned());
+    set(flags | OFlags::NONBLOCK)?;
+    let connected = as_maker(cx, who, None, |husk, who| {
+        let connected = connect_from(husk, who, fd, reach, file)?;
+        Ok(connected.then(|| husk.pid()))
+    });
+    let connected = connected.and_then(|by| match by {
+        Some(by) => Ok(by),
+        None => match socket::connect(fd, &reach.address) {
+            Err(full) if full.kind() == ErrorKind::WouldBlock => Ok(None),
+            connected => {
+                connected.map(|()| Some(own_pid())).context(|| "connect a Unix socket".to_owned())
+            }
+        },
+    });
+    set(flags).and(connected)
 }
 
 /// A file is reached through the husk's own descriptor of it, whatever file systems the
-/// husk has: its working directory is that of its descriptors meanwhile.
+/// husk has: its working directory is that of its descriptors meanwhile. False if there was no place in the queue.
 fn connect_from(
     husk: &mut Tracee,
     who: ProcessIds,
     fd: BorrowedFd<'_>,
     reach: &Reach,
     file: Option<OwnedFd>,
-) -> Result<()> {
+) -> Result<bool> {
     const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
     let path = format!("/proc/{}/fd", husk.pid());
     let descriptors =
@@ -156,7 +172,14 @@ fn connect_from(
         in_the_name_of(batch, who, |batch| vec![batch.call((libc::SYS_connect, [0, bytes, len]))]);
     husk.call("fchdir", (libc::SYS_fchdir, [4]))?;
     clear(husk, transport)?;
-    out.map(drop)
+    match out {
+        Err(Error::Tracee(torpor_tracee::Error::Remote { source, .. }))
+            if source.kind() == ErrorKind::WouldBlock =>
+        {
+            Ok(false)
+        }
+        out => out.map(|_| true),
+    }
 }
 
 /// Closes everything that the husk has been given.

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use prost::Message as _;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{Shutdown, SocketFlags};
 use torpor_images::ImageDir;
 use torpor_images::proto::{CriuDumpResp, CriuReqType, CriuResp};
@@ -22,6 +23,7 @@ use super::{Neighbours, maker, options};
 use crate::error::{Context, Error, Result};
 use crate::file::description::duplicate;
 use crate::file::ext;
+use crate::file::own_names::random;
 use crate::file::socket::about::{bad_entry, create, restore_flags};
 use crate::file::socket::queue;
 use crate::restore::tasks::{Task, real_pid};
@@ -129,6 +131,9 @@ impl UnixRestorer {
     }
 }
 
+/// So many that nobody has asked for may connect to a listener before a connection of the tree is given up.
+const MOST_STRANGERS: u32 = 1 << 16;
+
 /// How a socket comes into being.
 enum Pairing {
     /// By itself.
@@ -153,6 +158,12 @@ fn answer(socket: u32) -> SocketMessage {
 
 fn listens(end: &UnixEnd) -> bool {
     end.link.state == UnixState::Listening
+}
+
+/// Whether somebody waits to be accepted.
+fn has_waiting(listener: BorrowedFd<'_>) -> Result<bool> {
+    let mut fds = [PollFd::from_borrowed_fd(listener, PollFlags::IN)];
+    Ok(poll(&mut fds, Some(&Timespec::default())).context(|| "poll".to_owned())? > 0)
 }
 
 fn file<'c>(cx: &'c Neighbours<'_>, id: u32) -> Result<BorrowedFd<'c>> {
@@ -344,13 +355,38 @@ impl UnixRestorer {
             maker::listen(cx, listened, &[(own.as_fd(), backlog)])?;
         }
         let reach = name::reach(own.as_fd(), server.name())?;
-        maker::connect(cx, self.remembered(cx, server), fd.as_fd(), &reach)?;
-        let accepted = rustix::net::accept_with(&own, SocketFlags::CLOEXEC)
-            .context(|| format!("accept Unix socket {}", server.file))?;
+        let accepted = self.connect_and_accept(cx, server, [fd.as_fd(), own.as_fd()], &reach)?;
         if differs && listens.is_some() {
             maker::listen(cx, listened, &[(own.as_fd(), backlog)])?;
         }
         Ok((accepted, fd))
+    }
+
+    /// Connects a client to a listener, and accepts what has become of it. Others may know the name, too, and be quicker: to them it
+    /// is a server that ends at this moment.
+    fn connect_and_accept(
+        &self,
+        cx: &mut Neighbours<'_>,
+        server: &UnixEnd,
+        [client, listener]: [BorrowedFd<'_>; 2],
+        reach: &Reach,
+    ) -> Result<OwnedFd> {
+        let what = || format!("accept Unix socket {}", server.file);
+        let who = self.remembered(cx, server);
+        let mut by = maker::connect(cx, who, client, reach)?;
+        for _ in 0..MOST_STRANGERS {
+            if by.is_none() && !has_waiting(listener)? {
+                by = maker::connect(cx, who, client, reach)?;
+                continue;
+            }
+            let accepted = rustix::net::accept_with(listener, SocketFlags::CLOEXEC);
+            let accepted = accepted.context(what)?;
+            let from = socket::peer_credentials(accepted.as_fd()).context(what)?.pid;
+            if by == Some(from) {
+                return Ok(accepted);
+            }
+        }
+        Err(bad_entry(server.file, "cannot be connected: others fill the queue of its listener"))
     }
 
     /// A duplicate of a listener of the images, which is opened if need be.
@@ -412,7 +448,8 @@ impl UnixRestorer {
             None if end.link.peer_closed && !self.mates.contains_key(&end.file) => {
                 // To one that will be closed.
                 let peer = create(cx.spaces, &end.kind)?;
-                let name = format!("\0torpor-closed-{}-{}", std::process::id(), end.link.inode);
+                let number = random().context(what)?;
+                let name = format!("\0torpor-closed-{number:016x}");
                 socket::bind(peer.as_fd(), &name::address(name.as_bytes())).context(what)?;
                 socket::connect(fd, &name::address(name.as_bytes())).context(what)
             }
@@ -498,13 +535,18 @@ impl UnixRestorer {
         }
         let own = duplicate(file(cx, listener.file)?)?;
         let reach = name::reach(own.as_fd(), listener.name())?;
-        let count = u32::try_from(waiting.len()).unwrap_or(u32::MAX);
         let who = self.remembered(cx, listener);
-        maker::listen(cx, who, &[(own.as_fd(), (*backlog).max(count))])?;
+        // As many as may wait anywhere: others may have connected since it listens.
+        maker::listen(cx, who, &[(own.as_fd(), u32::MAX)])?;
         for end in waiting {
             let fd = duplicate(file(cx, end.file)?)?;
             let who = holder(cx, end.file).or_else(|| root(cx));
-            maker::connect(cx, who, fd.as_fd(), &reach)?;
+            if maker::connect(cx, who, fd.as_fd(), &reach)?.is_none() {
+                return Err(bad_entry(
+                    listener.file,
+                    "has so many others waiting that there is no room",
+                ));
+            }
         }
         maker::listen(cx, who, &[(own.as_fd(), *backlog)])
     }

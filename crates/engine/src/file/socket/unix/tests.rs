@@ -4,12 +4,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
 use torpor_sys::socket::{Credentials, Message};
+use torpor_tracee::Tracee;
 
-use super::super::testing::{close, cycle, dump, in_netns, read, restore};
+use super::super::testing::{close, cycle, dump, dump_and_close, in_netns, read, restore};
 use super::*;
 use crate::options::{Files, Given, InheritFd, Options};
 
@@ -196,6 +198,59 @@ fn who_waits_is_accepted() {
             write(&client, b"me");
             assert_eq!(read(listener.accept().unwrap().0, 2), b"me");
         }
+    });
+}
+
+/// Another process, which connects to a name over and over until `over`, and lets go at once.
+fn connect_until(over: &AtomicBool, name: &[u8]) {
+    let (mut husk, _pidfd) = Tracee::spawn_husk(0, &[]).unwrap();
+    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK;
+    let [family, kind] = [libc::AF_UNIX, kind].map(|n| u64::from(n.cast_unsigned()));
+    while !over.load(Ordering::Relaxed) {
+        let mut batch = husk.batch();
+        let at = batch.bytes(name).0;
+        for fd in 0..8 {
+            batch.call((libc::SYS_socket, [family, kind, 0]));
+            batch.call((libc::SYS_connect, [fd, at, name.len() as u64]));
+            batch.call((libc::SYS_close, [fd]));
+        }
+        batch.run().unwrap();
+    }
+}
+
+/// A name is everybody's in its network, and a file everybody's on a volume: as soon as a listener listens somebody may connect, long
+/// before its tasks run.
+#[test]
+fn strangers_get_no_connection_of_the_tree() {
+    in_netns(|| {
+        let listener = UnixListener::bind_addr(&abstract_name("known")).unwrap();
+        rustix::net::listen(&listener, 2).unwrap();
+        let mut files = vec![];
+        for _ in 0..50 {
+            let client = UnixStream::connect_addr(&abstract_name("known")).unwrap();
+            files.extend([listener.accept().unwrap().0.into(), client.into()]);
+        }
+        let waiting = UnixStream::connect_addr(&abstract_name("known")).unwrap();
+        files.extend([listener.into(), waiting.into()]);
+        let dir = tempfile::tempdir().unwrap();
+        let ids = dump_and_close(&Options::default(), dir.path(), files).unwrap();
+        let over = AtomicBool::new(false);
+        let restored = std::thread::scope(|scope| {
+            scope.spawn(|| connect_until(&over, &super::name::address(b"\0known")));
+            let restored = restore(&Options::default(), dir.path(), &ids);
+            over.store(true, Ordering::Relaxed);
+            restored
+        });
+        let mut restored = restored.unwrap();
+        let waiting = restored.pop().unwrap();
+        let listener = UnixListener::from(restored.pop().unwrap());
+        for (number, ends) in (0..).zip(restored.chunks(2)) {
+            write(&ends[1], &[number]);
+            assert_eq!(receive(&ends[0]).0, [number]);
+        }
+        write(&waiting, b"me");
+        let mut accepted = std::iter::repeat_with(|| listener.accept().unwrap().0);
+        assert!(accepted.any(|server| read(server, 2) == b"me"));
     });
 }
 
