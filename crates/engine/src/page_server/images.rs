@@ -118,6 +118,10 @@ impl Shelf<'_> {
 }
 
 impl Stock for Shelf<'_> {
+    fn is_empty(&self) -> bool {
+        false
+    }
+
     fn count(&self, id: u64, address: u64, pages: u32) -> Result<u64> {
         let wanted = address..address.saturating_add(u64::from(pages) * PAGE);
         let mut end = address;

@@ -37,6 +37,9 @@ impl Lent {
 
 /// What pages can be asked of.
 pub trait Stock: std::fmt::Debug + Sync {
+    /// Whether there is nothing to ask for.
+    fn is_empty(&self) -> bool;
+
     /// How many of so many pages from `address` on follow each other; 0 if the first is not there.
     ///
     /// # Errors
@@ -51,6 +54,10 @@ pub trait Stock: std::fmt::Debug + Sync {
 }
 
 impl Stock for Lent {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     fn count(&self, id: u64, address: u64, pages: u32) -> Result<u64> {
         let Some((_, runs)) = self.0.get(&id) else { return Ok(0) };
         let run = runs[..runs.partition_point(|run| run.start <= address)].last();
@@ -81,8 +88,8 @@ impl Loan<'_> {
     /// Answers a restore, whose `first` command was read already, until it has all pages.
     ///
     /// # Errors
-    /// If the connection ends or the restore says that it has failed; if it breaks the protocol; if
-    /// pages cannot be read.
+    /// If the connection ends or the restore says that it has failed; if it breaks the protocol, or says that it has all and has
+    /// asked for nothing; if pages cannot be read.
     pub fn serve(self, mut connection: Connection, first: Command) -> Result<Returned> {
         let mut outgoing = match connection.knows() {
             true => Outgoing::new(self.manner(&connection)),
@@ -91,6 +98,8 @@ impl Loan<'_> {
         let mut buffer = vec![0; CHUNK];
         let mut requests = BufReader::with_capacity(REQUESTS, &mut connection);
         let mut transit = None;
+        // A word of anybody's is not to end the tasks.
+        let mut knows_images = self.lent.is_empty();
         let mut command = first;
         loop {
             match command.op {
@@ -99,13 +108,20 @@ impl Loan<'_> {
                     said.context(|| "answer the restore".to_owned())?;
                     outgoing = Outgoing::new(self.manner(requests.get_ref()));
                 }
-                Op::Greet => transit = self.greet(&command, &mut requests)?,
+                Op::Greet => {
+                    transit = self.greet(&command, &mut requests)?;
+                    knows_images = true;
+                }
                 Op::Get if self.seal.is_some() && transit.is_none() => {
                     return Err(wrong("nothing that shows it to restore sealed images"));
                 }
                 Op::Get => {
                     let way = (&mut outgoing, transit.as_mut(), &mut **requests.get_mut());
                     lend(self.lent, &command, way, &mut buffer)?;
+                    knows_images = true;
+                }
+                Op::Close if !knows_images => {
+                    return Err(wrong("that it has all pages, and has asked for none"));
                 }
                 Op::Close => return Ok(Returned { packed: outgoing.packed(), connection }),
                 Op::Abandon => {

@@ -97,6 +97,8 @@ fn what_is_not_there_is_not_given_and_hurts_nobody_else() {
             get(u64::MAX, FIRST, 1),
             Command::bare(Op::Open, Some(Object { kind: kind::PAGEMAP, id: 9 })),
             Command::bare(Op::Abandon, None),
+            // That there is nothing more to be served.
+            Command::bare(Op::Close, None),
         ];
         for command in wrong {
             assert!(answer(to, &[command]).is_empty(), "{command:?}");

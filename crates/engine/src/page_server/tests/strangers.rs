@@ -216,6 +216,15 @@ fn strangers_do_not_keep_a_lazy_dump_waiting() {
     }
 }
 
+/// A stranger who says no more than that all pages have come does not have a lazy dump end its tasks, which wait for their restore.
+#[test]
+fn nobody_has_all_pages_who_has_asked_for_none() {
+    let (said, served) = lend(&[Command::bare(Op::Close, None)]);
+    assert!(said.is_empty());
+    let served = served.unwrap_err().to_string();
+    assert!(served.ends_with("that it has all pages, and has asked for none"), "{served}");
+}
+
 /// A client that has asked for something and then says nothing, in the middle of it or after it, is let go,
 /// although it stays connected: nothing that it has sent is left.
 #[test]
