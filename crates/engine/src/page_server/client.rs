@@ -1,11 +1,12 @@
 //! The client's end: a dump that sends its memory away.
 
 use std::io::{self, Read, Write};
+use std::time::Duration;
 
 use torpor_images::packed::Packed;
 use torpor_images::pagemap::Run;
 
-use super::connection::Connection;
+use super::connection::{Connection, PATIENCE};
 use super::protocol::{Command, Object, Op};
 use super::wire::{Manner, Outgoing};
 use crate::error::{Context, Error, Result};
@@ -17,7 +18,8 @@ use crate::options::PageServer;
 const MAX_PAGES: u64 = u32::MAX as u64;
 
 /// Sends pagemaps and pages to a page server. What was sent counts after
-/// [`Sender::close`] only; the server forgets it if this is dropped before.
+/// [`Sender::close`] only; the server forgets it if this is dropped before. A server that neither
+/// answers nor takes anything for ten minutes is given up.
 #[derive(Debug)]
 #[must_use = "what was sent counts after close() only"]
 pub struct Sender {
@@ -34,11 +36,17 @@ impl Sender {
     /// # Errors
     /// If it cannot be reached, or has no right certificate.
     pub fn connect(to: &PageServer) -> Result<Self> {
+        Self::connect_for(to, PATIENCE)
+    }
+
+    /// The same to a server that may take so long to answer, or to take what it is sent: the tasks stand still meanwhile.
+    pub(super) fn connect_for(to: &PageServer, patience: Duration) -> Result<Self> {
         let mut connection = Connection::connect(to)?;
         let mut manner = connection.manner();
         if manner != Manner::Plain && !connection.is_torpor()? {
             manner = Manner::Plain;
         }
+        connection.give_up_after(patience)?;
         Ok(Self::over(connection, manner))
     }
 
@@ -54,6 +62,7 @@ impl Sender {
     pub(crate) fn connect_to_torpor(to: &PageServer, what: &str) -> Result<Self> {
         let mut sender = Self::over(Connection::connect(to)?, Manner::Plain);
         if sender.connection.is_torpor()? {
+            sender.connection.give_up_after(PATIENCE)?;
             return Ok(sender);
         }
         let why = "its protocol has no place for such pages";

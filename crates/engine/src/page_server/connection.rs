@@ -32,6 +32,8 @@ const BUFFER: usize = 64 * 1024;
 const SILENCE: Duration = Duration::from_secs(10);
 /// For so long a page server may take to answer the first question.
 const ANSWER: Duration = Duration::from_secs(30);
+/// An end that says nothing and takes nothing for so long is given up. A dump may have much else to write in between.
+pub(super) const PATIENCE: Duration = Duration::from_mins(10);
 /// Clients that may be connected at once before one of them asks for something.
 const PEERS: usize = 64;
 /// Clients that may wait to be accepted.
@@ -161,6 +163,16 @@ impl Connection {
     /// If the kernel refuses the time.
     pub(crate) fn expect_words_within(&self, patience: Option<Duration>) -> Result<()> {
         sockopt::set_socket_timeout(self, sockopt::Timeout::Recv, patience)
+            .context(|| "setsockopt".to_owned())
+    }
+
+    /// From now on reading and writing fail when the other end says nothing, or takes nothing, for so long.
+    ///
+    /// # Errors
+    /// If the kernel refuses the time.
+    pub(super) fn give_up_after(&self, patience: Duration) -> Result<()> {
+        self.expect_words_within(Some(patience))?;
+        sockopt::set_socket_timeout(self, sockopt::Timeout::Send, Some(patience))
             .context(|| "setsockopt".to_owned())
     }
 

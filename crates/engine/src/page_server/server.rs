@@ -10,8 +10,8 @@ use torpor_images::compress::Compression;
 use torpor_images::pagemap::{PE_PARENT, PE_PRESENT, PagemapWriter, Run};
 use torpor_images::{ImageDir, kind};
 
-use super::connection::Connection;
 pub use super::connection::Listener;
+use super::connection::{Connection, PATIENCE};
 use super::protocol::{ASK, Command, Object, Op, YES};
 use super::wire::{self, Incoming};
 use crate::error::{Context, Error, Result};
@@ -21,9 +21,6 @@ use crate::options::Options;
 
 /// Pages files that are open at once.
 const MAX_OPEN: usize = 64;
-
-/// A client that says nothing for so long is let go. A dump may have much else to write in between.
-const PATIENCE: Duration = Duration::from_mins(10);
 
 /// Receives what one client sends and writes it to the images directory, on top of
 /// `opts.memory.parent` if there is one. What a client sent that did not come to its end

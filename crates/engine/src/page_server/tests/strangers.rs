@@ -264,6 +264,20 @@ fn a_silent_server_is_given_up() {
     drop(theirs);
 }
 
+/// Nor one that falls silent later, or takes no more pages: the tasks of the dump stand still.
+#[test]
+fn a_server_that_falls_silent_is_given_up() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let to = PageServer { socket: Some(Arc::new(ours.into())), ..PageServer::default() };
+    let mut sender = Sender::connect_for(&to, Duration::from_millis(20)).unwrap();
+    let silent = sender.open(TASK).unwrap_err().to_string();
+    assert!(silent.ends_with("the other end is silent"), "{silent}");
+    // More than what lies between them holds.
+    let given_up = std::iter::repeat_with(|| sender.pages(&mut vec![7; CHUNK]));
+    given_up.take(1000).find_map(Result::err).unwrap();
+    drop(theirs);
+}
+
 /// A client that says nothing, and one that says a byte now and then, is let go when its time is over: the
 /// other end stays open all the while.
 #[test]
