@@ -2,10 +2,11 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags};
 use torpor_seal::keys::provider::PREFIX;
 
 use super::machine::{self, apply_machine};
@@ -197,7 +198,7 @@ pub(crate) fn apply_extension(settings: &mut Settings, text: &str) -> Result<(),
 /// # Errors
 /// If it cannot be read or followed.
 fn apply_file(settings: &mut Settings, path: &Path) -> Result<(), ConfigError> {
-    apply_lines(settings, (path, read(path)), |_| Ok(()))
+    apply_lines(settings, path, read(path), |_| Ok(()))
 }
 
 /// Applies a file that somebody else than the caller may have named: only one below
@@ -211,7 +212,7 @@ pub(crate) fn apply_foreign_file(settings: &mut Settings, path: &Path) -> Result
     if real.starts_with(SYSTEM) {
         apply_file(settings, &real)
     } else {
-        apply_lines(settings, (&real, read_regular(&real)), may_say)
+        apply_lines(settings, &real, open_regular(&real).and_then(text_of), may_say)
     }
 }
 
@@ -238,7 +239,8 @@ fn is_name_of_log(path: &str) -> bool {
 
 fn apply_lines(
     settings: &mut Settings,
-    (path, text): (&Path, std::io::Result<String>),
+    path: &Path,
+    text: std::io::Result<String>,
     may_say: impl Fn(&Line) -> Result<(), String>,
 ) -> Result<(), ConfigError> {
     let text = text.map_err(|source| ConfigError::Read { path: path.into(), source })?;
@@ -253,19 +255,20 @@ fn apply_lines(
 
 /// The text of a file of options.
 pub(super) fn read(path: &Path) -> std::io::Result<String> {
-    read_all(File::open(path)?)
+    File::open(path).and_then(text_of)
 }
 
-/// That of one whose owner could have it be a FIFO, to which nobody writes.
-fn read_regular(path: &Path) -> std::io::Result<String> {
-    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
-    match file.metadata()?.is_file() {
-        true => read_all(file),
-        false => Err(std::io::Error::other("it is no regular file")),
+/// A file, if it is one of bytes: nobody may write to a pipe for hours, and to open a device can do something by itself.
+fn open_regular(path: &Path) -> std::io::Result<File> {
+    use std::io::{Error, ErrorKind};
+    let found = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    match File::from(found.try_clone()?).metadata()?.is_file() {
+        true => File::open(format!("/proc/self/fd/{}", found.as_raw_fd())),
+        false => Err(Error::new(ErrorKind::InvalidInput, "it is no regular file")),
     }
 }
 
-fn read_all(file: File) -> std::io::Result<String> {
+fn text_of(file: File) -> std::io::Result<String> {
     use std::io::{Error, ErrorKind, Read};
     let mut text = String::new();
     file.take(MAX_SIZE + 1).read_to_string(&mut text)?;
@@ -364,6 +367,7 @@ fn words(line: &str) -> Result<Vec<String>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::FileType;
     use std::fs::write;
 
     fn line(number: usize, name: &str, value: Option<&str>) -> Line {
@@ -495,6 +499,19 @@ mod tests {
         // Neither a link nor a detour makes it a file of the system.
         let detour = Path::new("/etc/..").join(path.strip_prefix("/").unwrap());
         assert!(apply(&detour, "action-script x").unwrap_err().contains("below /etc"));
+    }
+
+    /// The owner of a container names one, and a restore of root's opens it.
+    #[test]
+    fn files_of_others_are_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        let mode = Mode::RUSR | Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, mode, 0).unwrap();
+        for path in [fifo.as_path(), Path::new("/dev/null"), dir.path()] {
+            let error = apply_foreign_file(&mut Settings::default(), path).unwrap_err();
+            assert!(error.to_string().ends_with("it is no regular file"), "{error}");
+        }
     }
 
     #[test]
