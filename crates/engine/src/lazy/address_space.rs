@@ -25,6 +25,8 @@ pub(super) const AROUND: u64 = 64 * 1024;
 pub(super) const CHUNK: u64 = 256 * 1024;
 /// Bytes that are under way at most when somebody waits.
 const MOST: u64 = 64 * AROUND;
+/// Gaps that all forked address spaces may have together: some hundred MiB of the pager's memory, which no limit of the tasks counts.
+pub(super) const MOST_FORKED: usize = 1 << 22;
 
 /// An address space with pages that are missing.
 #[derive(Debug)]
@@ -108,6 +110,9 @@ impl AddressSpace {
     }
 
     /// Reads what has happened; adds the children that were forked.
+    ///
+    /// # Errors
+    /// If the kernel does not tell it; if tasks fork too often ([`check_forked`]).
     pub(super) fn read_events(&mut self, children: &mut Vec<AddressSpace>) -> Result<()> {
         loop {
             let events = match uffd::events(self.uffd.as_fd()) {
@@ -124,6 +129,7 @@ impl AddressSpace {
                     Event::Drop(start, end) => drop(self.missing.take(&(start..end))),
                 }
             }
+            check_forked(children, MOST_FORKED)?;
             if is_all {
                 return Ok(());
             }
@@ -359,6 +365,19 @@ impl AddressSpace {
     }
 }
 
+/// Ends the tasks that fork so often, while so many parts of their memory are missing, that what each of them lacks would take the memory
+/// of this host.
+///
+/// # Errors
+/// If those of `spaces` that were forked have more than `most` gaps together.
+pub(super) fn check_forked(spaces: &[AddressSpace], most: usize) -> Result<()> {
+    let forked = spaces.iter().filter(|space| space.sight.is_none());
+    match forked.map(|space| space.missing.len() + space.first.len()).sum::<usize>() > most {
+        true => Err(Error::Peer("the tasks fork too often for memory that is missing".to_owned())),
+        false => Ok(()),
+    }
+}
+
 /// What is brought in with a page that a task waits for, in a gap of what `pages` has.
 fn near(pages: &Pages, gap: &Gap, page: u64) -> Range<u64> {
     let source = gap.source + (page - gap.range.start);
@@ -447,6 +466,34 @@ mod tests {
         assert_eq!(brought(1000), 1000..1000 + cluster);
         assert_eq!(brought(1020), 1000 + cluster..1000 + 2 * cluster);
         assert_eq!(brought(1039), 1000 + 2 * cluster..1040);
+    }
+
+    #[test]
+    fn what_forked_tasks_lack_has_a_bound() {
+        let dir = tempfile::tempdir().unwrap();
+        let pages = Arc::new(Pages::load(&packed(dir.path()), kind::PAGEMAP, 7).unwrap());
+        let mut missing = Missing::default();
+        (0..3).for_each(|n| missing.insert(&Gap { range: 10 * n..10 * n + 1, source: 10 * n }));
+        let forked = || AddressSpace {
+            id: 7,
+            uffd: std::fs::File::open("/dev/null").unwrap().into(),
+            sight: None,
+            pages: Arc::clone(&pages),
+            missing: missing.clone(),
+            first: VecDeque::new(),
+            waiting: VecDeque::new(),
+            late: None,
+            next: 0,
+            gone: false,
+        };
+        let mut spaces = vec![forked(), forked()];
+        check_forked(&spaces, 6).unwrap();
+        spaces.push(forked());
+        let error = check_forked(&spaces, 6).unwrap_err().to_string();
+        assert_eq!(error, "the tasks fork too often for memory that is missing");
+        // As they end, and as memory comes, there is room again.
+        spaces[0].missing.take(&(0..100));
+        check_forked(&spaces, 6).unwrap();
     }
 
     #[test]

@@ -40,6 +40,11 @@ impl Missing {
         }
     }
 
+    /// How many gaps there are.
+    pub(super) fn len(&self) -> usize {
+        self.ranges.len()
+    }
+
     /// Whether nothing is missing.
     pub(super) fn is_empty(&self) -> bool {
         self.ranges.is_empty()

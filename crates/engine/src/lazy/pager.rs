@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Remote;
-use super::address_space::{AROUND, AddressSpace, CHUNK};
+use super::address_space::{AROUND, AddressSpace, CHUNK, MOST_FORKED, check_forked};
 use super::ahead::MOST;
 use super::page_reader::{PageReader, TOGETHER};
 use super::working_set::Recorder;
@@ -59,7 +59,7 @@ impl Arrived {
 ///
 /// # Errors
 /// If pages cannot be read, or are not those that were sealed; if the dump that has them, or
-/// `other`, has ended; if the kernel refuses to put a page in. Then `spaces` are those that lack
+/// `other`, has ended; if the tasks fork too often; if the kernel refuses to put a page in. Then `spaces` are those that lack
 /// pages still. They must not be dropped while a task runs in one of them.
 pub(super) fn run(
     spaces: &mut Vec<AddressSpace>,
@@ -93,8 +93,12 @@ pub(super) fn run(
         let mut children = Vec::new();
         let mut loud = spaces.iter_mut().zip(&ready.spaces).filter(|(_, ready)| **ready);
         let read = loud.try_for_each(|(space, _)| space.read_events(&mut children));
+        let has_forked = !children.is_empty();
         spaces.append(&mut children);
         read?;
+        if has_forked {
+            check_forked(spaces, MOST_FORKED)?;
+        }
         if answer.is_held {
             answer.put(spaces)?;
         } else if let Some(remote) = remote.as_mut().filter(|_| ready.answer) {
