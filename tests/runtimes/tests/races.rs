@@ -35,7 +35,9 @@ fn race_of(
     exchange: impl Fn(&Path, &Path) -> bool + Sync,
 ) -> usize {
     let scratch = Scratch::new(name);
-    scratch.configure(&format!("{FOREIGN}link-remap\nexternal mnt[]\n{}", owners(&scratch)));
+    let allowed = "policy-rule foreign.files.set-uid=true\n";
+    let owners = owners(&scratch);
+    scratch.configure(&format!("{FOREIGN}link-remap\nexternal mnt[]\n{allowed}{owners}"));
     let bundle = bundle_of(&scratch, &format!("{first}; {COUNT}"));
     let mut container = Container::start(&scratch, &bundle);
     goes_on(&bundle.file("count"));
@@ -138,6 +140,27 @@ fn a_ghost_that_is_exchanged() {
     let first = "exec 7>/vol/ghost; rm /vol/ghost";
     let exchanges = race("race-ghost", first, links_in_place_of_ghosts);
     assert!(exchanges > 0, "nothing was exchanged");
+}
+
+/// It is to run with the rights of its owner when it has lost its name, and somebody gives it one more before that.
+#[test]
+fn a_program_that_gets_another_name() {
+    let first = "exec 7>/vol/ghost; chmod 4777 /vol/ghost; rm /vol/ghost";
+    let links = race("race-program", first, |volume, hosts| {
+        let kept = hosts.with_file_name("kept");
+        fs::create_dir_all(&kept).unwrap();
+        for entry in fs::read_dir(&kept).unwrap().flatten() {
+            let mode = entry.metadata().unwrap().mode();
+            assert_eq!(mode & 0o7000, 0, "somebody on the host can run it");
+        }
+        let entries = fs::read_dir(volume).into_iter().flatten().flatten();
+        let link = |entry: &fs::DirEntry| {
+            let is_ghost = entry.file_name().to_string_lossy().contains(".ghost.");
+            is_ghost && fs::hard_link(entry.path(), kept.join(entry.file_name())).is_ok()
+        };
+        entries.filter(link).count() > 0
+    });
+    assert!(links > 0, "no name was given");
 }
 
 #[test]

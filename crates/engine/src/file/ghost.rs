@@ -247,18 +247,23 @@ fn through(file: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
-/// Gives a file that has lost its name its mode.
+/// Gives a file that has lost its name its mode. Nobody can give it another name any more.
 ///
 /// # Errors
-/// If fchmod(2) refuses it.
+/// If it has a name, since somebody has given it another one meanwhile; if chmod(2) refuses it.
 pub(crate) fn set_mode(file: BorrowedFd<'_>, mode: Mode) -> Result<()> {
-    rustix::fs::chmodat(CWD, through(file), mode, AtFlags::empty())
-        .context(|| "set the mode of an unlinked file".to_owned())
+    let what = || "set the mode of an unlinked file".to_owned();
+    if rustix::fs::fstat(file).context(what)?.st_nlink > 0 {
+        let why = "somebody has given an unlinked file a name, which is to run with the rights of its owner or group";
+        return Err(Error::invalid("ghost-file", why));
+    }
+    rustix::fs::chmodat(CWD, through(file), mode, AtFlags::empty()).context(what)
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::fd::AsFd;
     use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
     use std::path::PathBuf;
 
@@ -363,6 +368,22 @@ mod tests {
         let error = world.restore(&entries).unwrap_err().to_string();
         assert!(error.contains("unlinked file"), "{error}");
         assert!(left_over(&world).is_empty());
+    }
+
+    /// Whoever may write to the directory can do so while it has a name for the moment.
+    #[test]
+    fn what_has_a_name_again_gets_no_rights() {
+        let world = World::new();
+        let (path, other) = (world.path("file"), world.path("other"));
+        let file = create(&path);
+        fs::hard_link(&path, &other).unwrap();
+        fs::remove_file(&path).unwrap();
+        let error = set_mode(file.as_fd(), Mode::from_raw_mode(0o4755)).unwrap_err().to_string();
+        assert!(error.contains("somebody has given an unlinked file a name"), "{error}");
+        assert_eq!(file.metadata().unwrap().mode() & 0o7777, 0o640);
+        fs::remove_file(&other).unwrap();
+        set_mode(file.as_fd(), Mode::from_raw_mode(0o4755)).unwrap();
+        assert_eq!(file.metadata().unwrap().mode() & 0o7777, 0o4755);
     }
 
     /// A directory that is made in one with this bit has it, too.
