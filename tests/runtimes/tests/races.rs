@@ -6,6 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use torpor_images::proto::Fstype;
 use torpor_runtimes_tests::command::{Run, command};
 use torpor_runtimes_tests::process;
@@ -197,6 +198,38 @@ fn a_directory_before_a_mount_that_is_exchanged() {
     let edit = |images: &Images| images.mount_of(Fstype::Unsupported, "vol/dir/hosts");
     let exchanges = race_of("race-mount", "mkdir -p /vol/dir/hosts", edit, |volume, hosts| {
         link_for_a_moment(&volume.join("dir"), hosts.parent().unwrap())
+    });
+    assert!(exchanges > 0, "nothing was exchanged");
+}
+
+/// What the program works in, reads, writes and runs is something of another kind for a moment: what would be waited for, what leads
+/// elsewhere, a device, a directory, a socket that nobody has.
+#[test]
+fn what_becomes_something_of_another_kind() {
+    const NAMES: [&str; 7] = ["file", "dir", "fifo", "sh", "log", "dir/below", "dir/file"];
+    let first = "mkdir -p /vol/dir/below; echo a >/vol/file; echo b >/vol/dir/file; mkfifo /vol/fifo; \
+                 cp /bin/sh /vol/sh; cd /vol/dir/below; exec 3</vol/file 4<>/vol/fifo 5>>/vol/log 6<>/vol/dir/file; \
+                 /vol/sh -c 'cd /vol/dir; while :; do sleep 1000; done' & true";
+    let rounds = AtomicUsize::new(0);
+    let exchanges = race("race-kinds", first, |volume, hosts| {
+        let round = rounds.fetch_add(1, Ordering::Relaxed);
+        let file = volume.join(NAMES[round % NAMES.len()]);
+        let aside = hosts.with_file_name("aside");
+        if fs::rename(&file, &aside).is_err() {
+            return false;
+        }
+        let node = |kind, device| mknodat(CWD, &file, kind, Mode::from_raw_mode(0o666), device);
+        let made = match round / NAMES.len() % 5 {
+            0 => node(FileType::Fifo, 0).is_ok(),
+            // What the kernel logs.
+            1 => node(FileType::CharacterDevice, makedev(1, 11)).is_ok(),
+            2 => node(FileType::Socket, 0).is_ok(),
+            3 => symlink(hosts.join("ghost"), &file).is_ok(),
+            _ => fs::create_dir(&file).is_ok(),
+        };
+        let _ = fs::remove_file(&file).or_else(|_| fs::remove_dir_all(&file));
+        let _ = fs::rename(&aside, &file);
+        made
     });
     assert!(exchanges > 0, "nothing was exchanged");
 }
