@@ -29,9 +29,12 @@ thread_local! {
     static PLACES: RefCell<Vec<TempDir>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Objects by their paths, and the last version of any.
+type Objects = (BTreeMap<String, Value>, u64);
+
 /// The server. It ends with the process.
 pub(crate) struct Server {
-    objects: Mutex<(BTreeMap<String, Value>, u64)>,
+    objects: Mutex<Objects>,
     other: Mutex<Option<Other>>,
     address: String,
     place: PathBuf,
@@ -94,17 +97,21 @@ impl Server {
         Api::open(&ApiArgs { server, token_file: file, ca_file }).unwrap()
     }
 
-    fn objects(&self) -> MutexGuard<'_, (BTreeMap<String, Value>, u64)> {
+    fn objects(&self) -> MutexGuard<'_, Objects> {
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Puts an object there.
-    pub(crate) fn put(&self, path: &str, mut object: Value) {
+    pub(crate) fn put(&self, path: &str, object: Value) {
+        put(&mut self.objects(), path, object);
+    }
+
+    /// Changes the object that is there, before anybody else does.
+    pub(crate) fn change(&self, path: &str, change: impl FnOnce(&mut Value)) {
         let mut objects = self.objects();
-        objects.1 += 1;
-        let version = objects.1;
-        object["metadata"]["resourceVersion"] = json!(version.to_string());
-        objects.0.insert(path.to_owned(), object);
+        let mut object = objects.0[path].clone();
+        change(&mut object);
+        put(&mut objects, path, object);
     }
 
     /// The object that is there.
@@ -140,23 +147,26 @@ impl Server {
     }
 
     fn make(&self, path: &str, mut object: Value) -> Response {
+        let mut objects = self.objects();
         if let Some(start) = object["metadata"]["generateName"].as_str() {
-            let name = format!("{start}{}", self.objects().1);
+            let name = format!("{start}{}", objects.1);
             object["metadata"]["name"] = json!(name);
         }
         let place = format!("{path}/{}", text(&object, "/metadata/name"));
-        if self.get(&place).is_some() {
+        if objects.0.contains_key(&place) {
             return Response::problem(409, "it is there");
         }
         object["metadata"]["uid"] = json!(format!("uid-{place}"));
         object["metadata"]["creationTimestamp"] = json!(time::format(time::now()));
-        self.put(&place, object);
-        Response::json(&self.get(&place).unwrap())
+        Response::json(put(&mut objects, &place, object))
     }
 
+    /// Nobody else writes between the look at the version and the change: else what they wrote would be lost.
     fn replace(&self, path: &str, object: Value) -> Response {
         let place = path.strip_suffix("/status").unwrap_or(path);
-        let Some(mut known) = self.get(place) else { return Response::problem(404, "gone") };
+        let mut objects = self.objects();
+        let known = objects.0.get(place).cloned();
+        let Some(mut known) = known else { return Response::problem(404, "gone") };
         if known["metadata"]["resourceVersion"] != object["metadata"]["resourceVersion"] {
             return Response::problem(409, "somebody was first");
         }
@@ -164,13 +174,14 @@ impl Server {
             true => known["status"] = object["status"].clone(),
             false => known = object,
         }
-        self.put(place, known);
-        Response::json(&self.get(place).unwrap())
+        Response::json(put(&mut objects, place, known))
     }
 
     /// Carries out what Torpor sends of RFC 6902: all of it, or nothing.
     fn patch(&self, path: &str, patch: &Value) -> Response {
-        let Some(mut object) = self.get(path) else { return Response::problem(404, "gone") };
+        let mut objects = self.objects();
+        let known = objects.0.get(path).cloned();
+        let Some(mut object) = known else { return Response::problem(404, "gone") };
         for step in patch.as_array().into_iter().flatten() {
             let (place, value) = (text(step, "/path"), &step["value"]);
             if step["op"] == "test" {
@@ -186,8 +197,7 @@ impl Server {
                 None => return Response::problem(422, "there is no such place"),
             }
         }
-        self.put(path, object);
-        Response::json(&self.get(path).unwrap())
+        Response::json(put(&mut objects, path, object))
     }
 
     /// The objects of a kind, in one namespace or in all.
@@ -205,6 +215,15 @@ impl Server {
         };
         objects.0.iter().filter(|(place, _)| below(place)).map(|(_, o)| o.clone()).collect()
     }
+}
+
+/// Puts an object there, in a version of its own.
+fn put<'o>(objects: &'o mut Objects, path: &str, mut object: Value) -> &'o Value {
+    objects.1 += 1;
+    object["metadata"]["resourceVersion"] = json!(objects.1.to_string());
+    let place = objects.0.entry(path.to_owned()).or_default();
+    *place = object;
+    place
 }
 
 /// Whether a path is that of a list, and not of an object.
@@ -233,4 +252,21 @@ fn reviewed(review: &Value) -> Value {
     let user = json!({ "username": ACCOUNT, "extra": extra });
     let status = json!({ "authenticated": node.is_some(), "user": user, "audiences": [audience] });
     json!({ "status": status })
+}
+
+/// As that of Kubernetes: whoever has not seen what another one has changed changes nothing.
+#[test]
+fn no_change_is_lost() {
+    const EACH: u64 = 2000;
+    let (server, place) = (Server::start(), "/api/v1/nodes/node1");
+    server.put(place, json!({ "status": { "count": 0 } }));
+    let add = || {
+        let mut object = server.get(place).unwrap();
+        let count = object["status"]["count"].as_u64().unwrap();
+        object["status"]["count"] = json!(count + 1);
+        server.replace(&format!("{place}/status"), object).status == 200
+    };
+    let adds = || (0..EACH).for_each(|_| while !add() {});
+    thread::scope(|scope| (0..2).for_each(|_| drop(scope.spawn(adds))));
+    assert_eq!(server.get(place).unwrap()["status"]["count"], 2 * EACH);
 }

@@ -168,9 +168,7 @@ fn given_way(server: &Arc<Server>, node1: &Arc<Node>) -> String {
 
 /// Changes the object of a checkpoint.
 fn change_checkpoint(server: &Server, name: &str, change: impl FnOnce(&mut Value)) {
-    let mut object = server.get(&path("a", name)).unwrap();
-    change(&mut object);
-    server.put(&path("a", name), object);
+    server.change(&path("a", name), change);
 }
 
 #[test]
