@@ -371,8 +371,11 @@ fn a_job_waits_for_its_store_and_does_not_begin_again() {
     until("it is said", || (!events(&daemon, id, "not-fetched").is_empty()).then_some(()));
     let why = daemon.ok(&["show", "--why", &id.to_string()]);
     assert!(why.contains("object store"), "{why}");
-    let _ = std::fs::remove_dir_all(&store);
-    std::fs::rename(&aside, &store).unwrap();
+    // Whoever looks there meanwhile may make it anew.
+    until("it is back", || {
+        let _ = std::fs::remove_dir_all(&store);
+        std::fs::rename(&aside, &store).ok()
+    });
     daemon.wait_for(id, "done");
     assert_eq!(daemon.output(id), held(30));
 }

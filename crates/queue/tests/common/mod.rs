@@ -19,7 +19,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// Longer than anything takes, on the slowest machine: not waited for, but given up after.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// The `torpor` of this build.
 pub fn torpor() -> &'static Path {
@@ -337,8 +337,8 @@ pub fn shepherds(data: &Path) -> Vec<i32> {
             && words.get(3).is_some_and(|dir| dir.starts_with(data.as_os_str().as_encoded_bytes()))
     };
     let found: Vec<i32> = pids.filter(keeps).collect();
-    // One that a shepherd has borne, and that is about to be a worker, looks like it.
-    let is_borne = |pid: &&i32| parent(**pid).is_some_and(|parent| found.contains(&parent));
+    // One that a shepherd has borne, and that is about to be a worker, looks like it. It may have ended since.
+    let is_borne = |pid: &&i32| parent(**pid).is_none_or(|parent| found.contains(&parent));
     found.iter().filter(|pid| !is_borne(pid)).copied().collect()
 }
 
