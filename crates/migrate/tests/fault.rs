@@ -233,8 +233,9 @@ fn one_connection_of_several_that_is_lost_leaves_the_tasks_here() {
         let args = ["--pid", &pid, "--mode", mode, "--connections", "3", "--json", &to];
         let error = judge(&here.migrate(&args).output().unwrap()).unwrap_err();
         assert_eq!(proxy.joined.load(Ordering::SeqCst), 3);
-        assert_eq!(counter.running(), [(counter.pid, true)], "{mode}: {error}");
+        // If the job was killed before it had stopped them, its guardian lets them go on, some time later.
         counter.goes_on();
+        assert_eq!(counter.running(), [(counter.pid, true)], "{mode}: {error}");
         assert_eq!(here.phases("source"), ["stayed"]);
         wait_until("the agent notices", || there.phases("destination") == ["stayed"]);
         wait_until("both tidy up", || here.is_clean() && there.is_clean());

@@ -242,8 +242,10 @@ fn connections_stay_with_what_stays() {
         let output = migrate_from(&world.here, &here, service.pid(), &args).output().unwrap();
         judge(&output).unwrap_err();
         client.goes_on();
-        let links = world.there.shell("ip -brief link");
-        assert!(!links.contains("outside"), "{point}: {links}");
+        // The kernel removes it together with its network, some time after the last task is gone.
+        wait_until(&format!("{point}: its device is gone there"), || {
+            !world.there.shell("ip -brief link").contains("outside")
+        });
         let rules = service.shell("nft list ruleset");
         assert!(rules.is_empty(), "{point}: {rules}");
     }

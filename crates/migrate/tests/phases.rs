@@ -183,7 +183,8 @@ fn what_was_stopped_before_stays_so() {
         assert!(error.contains("they go on here"), "{mode}: {error}");
         counter.goes_on();
         assert_eq!(counter.running(), [(counter.pid, true)], "{mode}");
-        assert_eq!(state_of(stopped.0), Some('T'), "{mode}");
+        // Who let it go has woken it, to be stopped by the signal that waits for it.
+        wait_until("it stays stopped", || state_of(stopped.0) == Some('T'));
         assert_eq!(here.phases("source"), ["stayed"]);
         // Nothing but that keeps it.
         kill_process(Pid::from_raw(stopped.0).unwrap(), Signal::CONT).unwrap();

@@ -552,7 +552,7 @@ fn an_agent_with_processes_mounts_and_network_of_its_own() {
     let mut counter = Counter::start(2000, 10);
     let report = here.moves(counter.pid, "pre-copy", &there.address).unwrap();
     check_report(&report);
-    assert!(counter.has_ended_here());
+    wait_until("it has ended here", || counter.has_ended_here());
     counter.goes_on();
     // No process there has its id, so that it keeps it.
     assert_eq!(report["pid"].as_i64().unwrap(), i64::from(counter.pid));

@@ -576,7 +576,9 @@ mod tests {
         for (name, is_conmon) in [("conmon", true), ("other", false)] {
             let dir = tempfile::tempdir().unwrap();
             let program = dir.path().join(name);
-            fs::copy("/bin/sh", &program).unwrap();
+            // By another process: what this one has open for writing is open in what other tests start, too (`ETXTBSY`).
+            let copy = Command::new("cp").arg("/bin/sh").arg(&program).status();
+            assert!(copy.unwrap().success());
             let mut shell = Command::new(program);
             shell.args(["-c", "sleep 1000 & echo $!; wait"]).stdout(Stdio::piped());
             let mut shell = shell.spawn().unwrap();

@@ -207,7 +207,9 @@ mod tests {
 
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join(OsStr::from_bytes(b"a \xff\nb"));
-        fs::copy("/bin/sleep", &program).unwrap();
+        // By another process: what this one has open for writing is open in what other tests start, too (`ETXTBSY`).
+        let copy = std::process::Command::new("cp").arg("/bin/sleep").arg(&program).status();
+        assert!(copy.unwrap().success());
         let mut child = std::process::Command::new(&program).arg("1000").spawn().unwrap();
         let task = Task::find(child.id().cast_signed()).unwrap();
         let pages = pages(task.pid);

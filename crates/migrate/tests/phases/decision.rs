@@ -386,6 +386,7 @@ fn after_a_restart_of_the_host_nothing_is_signalled() {
     record["boot"] = json!("another");
     fs::write(&path, record.to_string()).unwrap();
     assert!(held.resolve(&[]).contains("ended when this host was restarted"));
+    wait_until("the restore has ended", || held.counter.running().len() == 1);
     assert!(held.is_here(false), "it is another task now, and was not told to go on");
     kill_process(Pid::from_raw(held.counter.pid).unwrap(), Signal::KILL).unwrap();
 }
