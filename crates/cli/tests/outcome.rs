@@ -114,9 +114,15 @@ fn who_is_in_a_session_of_that_number_is_named() {
     task.put_to_sleep(&[]);
     let stat = |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/stat")).ok();
     let session = format!(" {} {} ", task.pid, task.pid);
-    let names = std::fs::read_dir("/proc").unwrap().flatten();
-    let other = names.filter_map(|name| name.file_name().into_string().ok()).find(|pid| {
+    let is_other = |pid: &String| {
         stat(pid).is_some_and(|stat| stat.contains("(sleep) ") && stat.contains(&session))
+    };
+    let mut other = None;
+    wait_until(|| {
+        let names = std::fs::read_dir("/proc").unwrap().flatten();
+        let mut pids = names.filter_map(|name| name.file_name().into_string().ok());
+        other = pids.find(is_other);
+        other.is_some()
     });
     let other = other.unwrap();
     let failed = object(&task.restore(&["--json", "-d"]).output().unwrap());

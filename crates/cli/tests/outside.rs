@@ -28,7 +28,9 @@ fn opened_before(dir: &Path, mounts: &str) -> Sleeper {
 /// The same, whose program and a mapping are that file as well.
 fn executed_before(dir: &Path, mounts: &str) -> Sleeper {
     fs::create_dir(dir.join("here")).unwrap();
-    fs::copy("/bin/sleep", dir.join("here/file")).unwrap();
+    // By another process: see `write_script`.
+    let copy = Command::new("cp").arg("/bin/sleep").arg(dir.join("here/file")).status();
+    assert!(copy.unwrap().success());
     symlink("/proc/self/fd/3", dir.join("sleep")).unwrap();
     run_before(dir, mounts, ("3<here/file", "./sleep"))
 }

@@ -371,7 +371,7 @@ impl Service {
 }
 
 fn wait_until(condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(180);
     while !condition() {
         assert!(Instant::now() < deadline, "it does not come true");
         std::thread::sleep(Duration::from_millis(5));

@@ -131,7 +131,7 @@ pub fn name_of(pid: i32) -> Option<String> {
 }
 
 pub fn wait_until(mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(180);
     while !condition() {
         assert!(Instant::now() < deadline, "it does not come true");
         std::thread::sleep(Duration::from_millis(5));

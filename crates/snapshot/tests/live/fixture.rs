@@ -366,9 +366,9 @@ pub fn shown(output: &Output) -> String {
 /// Waits until something is so.
 #[track_caller]
 pub fn until(what: &str, mut so: impl FnMut() -> bool) {
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(180);
     while !so() {
-        assert!(std::time::Instant::now() < end, "{what}: not within a minute");
+        assert!(std::time::Instant::now() < end, "{what}: not within three minutes");
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
 }
