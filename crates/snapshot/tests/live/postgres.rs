@@ -57,9 +57,10 @@ fn postgres(programs: &str, start: &str) -> Fixture {
         process["env"] = json!([format!("PATH={programs}:/usr/bin:/bin")]);
         // It does not run as root.
         process["user"] = json!({ "uid": 65534, "gid": 65534 });
+        // Without what others have mounted below, as Podman does.
         for path in ["/usr", "/etc", "/var/lib"] {
             config["mounts"].as_array_mut().unwrap().push(json!({
-                "destination": path, "source": path, "type": "bind", "options": ["rbind", "ro"],
+                "destination": path, "source": path, "type": "bind", "options": ["bind", "ro"],
             }));
         }
     });

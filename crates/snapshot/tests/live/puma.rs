@@ -54,7 +54,7 @@ fn puma() -> Fixture {
         config["process"]["args"] = json!(["/usr/bin/puma", "--config", "/puma.rb"]);
         for path in ["/usr", "/etc", "/var/lib"] {
             config["mounts"].as_array_mut().unwrap().push(json!({
-                "destination": path, "source": path, "type": "bind", "options": ["rbind", "ro"],
+                "destination": path, "source": path, "type": "bind", "options": ["bind", "ro"],
             }));
         }
     });
