@@ -234,8 +234,12 @@ impl Cgroups {
 
     /// Removes them. What does not exist, or is not empty yet, is left to the next call.
     pub(crate) fn remove(&self) {
-        for dir in self.dirs() {
-            let _ = fs::remove_dir(dir);
-        }
+        self.dirs().for_each(remove);
     }
+}
+
+/// Removes a group, and before that those that a job of root has made in it.
+fn remove(group: &Path) {
+    cgroup::subgroups(group).for_each(|inner| remove(&inner));
+    let _ = fs::remove_dir(group);
 }

@@ -6,7 +6,7 @@ mod common;
 
 use std::os::unix::fs::PermissionsExt;
 
-use common::{Daemon, ask, until};
+use common::{Daemon, ask, leaks, until};
 
 #[test]
 fn a_job_that_forks_without_end_is_held_and_cleared() {
@@ -139,7 +139,6 @@ fn only_root_may_serve() {
     assert!(text.contains("must be root"), "{text}");
 }
 
-/// Its daemon ignores some, as in the background of a script.
 /// Each run has a directory, and the disk would have no more of these for others.
 #[test]
 fn a_job_that_fails_again_and_again_leaves_little() {
@@ -154,6 +153,7 @@ fn a_job_that_fails_again_and_again_leaves_little() {
     assert_eq!(runs, ["run-5", "run-6"]);
 }
 
+/// Its daemon ignores some, as in the background of a script.
 #[test]
 fn a_job_ignores_and_blocks_no_signals_by_itself() {
     let daemon = Daemon::start(&[]);
@@ -411,4 +411,17 @@ fn a_job_that_goes_to_another_cgroup_gives_way_and_ends_all_the_same() {
     let expected: Vec<String> = (1..=40).map(|i| format!("line {i}")).collect();
     assert_eq!(lines[..40], expected);
     assert_eq!(lines[40..], ["end"]);
+}
+
+/// Only a job of root can.
+#[test]
+fn groups_that_a_job_has_made_in_its_own_go_with_it() {
+    let daemon = Daemon::start(&[]);
+    let script = "own=$(grep -m 1 -o '/torpor-queue/.*' /proc/self/cgroup); \
+                  for group in /sys/fs/cgroup/*$own /sys/fs/cgroup$own; do \
+                  [ -e $group/cgroup.procs ] && mkdir -p $group/made/more && echo made; done; true";
+    let id = daemon.submit(&[], &["sh", "-c", script]);
+    daemon.wait_for(id, "done");
+    assert!(daemon.output(id).starts_with("made\n"), "{}", daemon.output(id));
+    leaks::assert_none(&daemon, &[]);
 }
