@@ -72,6 +72,16 @@ fn each_job_has_a_session_keyring_of_its_own() {
     assert!(rings[0] != rings[1], "{rings:?}");
 }
 
+/// And not those of the daemon.
+#[test]
+fn a_job_of_root_has_the_groups_of_its_submitter() {
+    let daemon = Daemon::start(&[]);
+    let user = json!({ "user": { "uid": 0, "gid": 0, "groups": [7] } });
+    let id = submit(&daemon, Path::new("/"), &["id", "-G"], &user);
+    daemon.wait_for(id, "done");
+    assert_eq!(daemon.output(id), "0 7\n");
+}
+
 /// The files of a job are opened again by root when it is brought back.
 #[test]
 fn a_job_that_has_slept_has_no_file_that_its_user_may_not_open() {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use rustix::fs::Mode;
-use rustix::process::{Gid, Uid, setsid, umask};
+use rustix::process::{Gid, Uid, getegid, geteuid, getgroups, setsid, umask};
 use rustix::thread::{UnshareFlags, set_thread_gid, set_thread_groups, set_thread_uid};
 use torpor_worker::tell;
 
@@ -78,13 +78,14 @@ fn begin_as_user(spec: &Spec, start: &Path) -> Result<(), String> {
 /// `EPERM`, if this process may not become another user, or not have other groups.
 pub(super) fn become_user(spec: &Spec) -> rustix::io::Result<()> {
     let user = &spec.user;
-    if user.uid == rustix::process::geteuid().as_raw()
-        && user.gid == rustix::process::getegid().as_raw()
+    let groups: Vec<Gid> = user.groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
+    if user.uid == geteuid().as_raw()
+        && user.gid == getegid().as_raw()
+        && getgroups().is_ok_and(|own| own == groups)
     {
         return Ok(());
     }
     // This process has one thread, so that what is a thread's is the process's.
-    let groups: Vec<Gid> = user.groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
     set_thread_groups(&groups)?;
     set_thread_gid(Gid::from_raw(user.gid))?;
     set_thread_uid(Uid::from_raw(user.uid))
