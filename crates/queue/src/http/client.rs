@@ -133,9 +133,12 @@ impl Answer {
     /// All of the body.
     ///
     /// # Errors
-    /// If it is cut off.
+    /// If it is cut off, or longer than any.
     pub fn whole(mut self) -> io::Result<Vec<u8>> {
         let length = header(&self.headers, "Content-Length").and_then(|n| n.parse().ok());
+        if length.is_some_and(|length| length > MAX_ANSWER) {
+            return Err(io::Error::other("what answers says that its answer is longer than any"));
+        }
         let mut body = Vec::new();
         let count = self.by_ref().take(length.unwrap_or(MAX_ANSWER)).read_to_end(&mut body)?;
         if length.is_some_and(|length: u64| (count as u64) < length) {
@@ -348,6 +351,16 @@ mod tests {
             assert_eq!(error.to_string(), "it was silent for 0.3 s");
             there.join().unwrap();
         }
+    }
+
+    /// All of it would be in memory.
+    #[test]
+    fn no_answer_is_believed_to_be_longer_than_any() {
+        let (client, there) =
+            machine(b"HTTP/1.1 200 OK\r\nContent-Length: 1099511627776\r\n\r\npart");
+        let error = client.ask("GET", "/", &[], b"").and_then(Answer::whole).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::Other, "{error}");
+        there.join().unwrap();
     }
 
     /// Who takes nothing is sent what the kernel has room for.
