@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use torpor_worker::tell;
 
 use super::connection::{Refusal, client};
-use super::submit::{hand_in, job_here};
+use super::submit::{hand_in, job_here, tell_note};
 use super::wait;
 use crate::http::Client;
 use crate::shepherd::message::Exit;
@@ -133,7 +133,8 @@ impl Gitlab {
         let client = client()?;
         // Somebody waits for the small steps around a job's script: they are no long work.
         let long = stage.starts_with("step_") || stage == "build_script";
-        let class = variable("TORPOR_CLASS").unwrap_or_else(|| self.class.clone());
+        let class = variable("TORPOR_CLASS").filter(|class| !class.is_empty());
+        let class = class.unwrap_or_else(|| self.class.clone());
         let mut here = job_here()?;
         // It proves who the driver is. Whoever may change the project may change the script.
         here.env.retain(|(name, _)| name != "TORPOR_QUEUE_TOKEN");
@@ -149,7 +150,8 @@ impl Gitlab {
             wait: true,
             ..here
         };
-        let (id, _) = hand_in(&client, &spec, None).map_err(|outcome| outcome.text)?;
+        let (id, answer) = hand_in(&client, &spec, None).map_err(|outcome| outcome.text)?;
+        tell_note(id, &answer);
         let signals = wait::Signals::catch()?;
         let end = wait::to_the_end(&client, id, false, signals).map_err(|e| e.to_string())?;
         if end.given_up {

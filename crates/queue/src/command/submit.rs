@@ -201,7 +201,7 @@ impl Submit {
 }
 
 /// Tells what the daemon says of a job that it has taken.
-fn tell_note(id: u64, answer: &Value) {
+pub(super) fn tell_note(id: u64, answer: &Value) {
     if let Some(note) = answer["note"].as_str() {
         tell!("torpor queue: job {id}: {note}");
     }

@@ -144,6 +144,33 @@ fn a_script_does_not_get_the_token_of_the_driver() {
     assert_eq!(said, format!("none {}\n", daemon.address()), "{}", shown(&output));
 }
 
+/// A misspelt one is told of: it makes it another job than was meant. An empty one is none, and the small steps have their own.
+#[test]
+fn the_class_of_a_script_is_the_one_that_its_variable_names() {
+    let daemon = Daemon::start(&[]);
+    let dir = tempfile::tempdir().unwrap();
+    let script = dir.path().join("script");
+    std::fs::write(&script, "true").unwrap();
+    let run = |class: &str, stage: &str| {
+        let words = ["--class", "long", "run", script.to_str().unwrap(), stage];
+        let mut driver = gitlab(&daemon, dir.path(), &words);
+        let output = driver.env("CUSTOM_ENV_TORPOR_CLASS", class).output().unwrap();
+        assert!(output.status.success(), "{}", shown(&output));
+        let job = daemon.jobs().pop().unwrap();
+        (job["class"].clone(), String::from_utf8(output.stderr).unwrap())
+    };
+    for (class, stage, found) in [
+        ("batch", "build_script", "batch"),
+        ("batch", "step_one", "batch"),
+        ("batch", "get_sources", "urgent"),
+        ("", "build_script", "long"),
+    ] {
+        assert_eq!(run(class, stage), (json!(found), String::new()), "{class} {stage}");
+    }
+    let (class, said) = run("bacth", "build_script");
+    assert!(class == "bacth" && said.contains("no class \"bacth\" is configured"), "{said}");
+}
+
 #[test]
 fn a_driver_without_a_daemon_is_a_system_failure() {
     let mut daemon = Daemon::start(&[]);
