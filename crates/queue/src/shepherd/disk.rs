@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::message::Order;
 use super::pump::has_room;
@@ -13,6 +13,10 @@ use crate::spec::{Limits, Percent, Room};
 
 /// How long it may write before anybody looks again.
 const PAUSE: Duration = Duration::from_millis(500);
+
+/// Looking takes no more than one part of the time in so many, and one: it may have millions of files, and others need the
+/// processor and the disk.
+const REST: u32 = 9;
 
 /// A disk on which fewer files can be made is full, or a sixteenth of what can be if that is less: each run needs some.
 const SPARE_FILES: u64 = 4096;
@@ -32,14 +36,17 @@ impl Shepherd {
         let is_above = |most: Option<u64>, bytes: u64| most.is_some_and(|most| bytes > most);
         thread::spawn(move || {
             loop {
+                let (begun, free) = (Instant::now(), free(&dir));
                 let own = own(&dir);
-                let is_too_much = is_above(most, own[0].saturating_add(streams(&dir)));
+                let used = own[0].saturating_add(streams(&dir));
                 let is_short = is_short(&dir);
                 let is_why = |of: &usize| is_short[*of] && is_above(usual[*of], own[*of]);
-                if is_too_much || [0, 1].iter().any(is_why) {
+                if is_above(most, used) || [0, 1].iter().any(is_why) {
                     break;
                 }
-                thread::sleep(PAUSE);
+                // When so much less is free it may be what was written since.
+                let enough = most.map_or(0, |most| free.saturating_sub(most.saturating_sub(used)));
+                rest(&dir, begun.elapsed() * REST, enough, is_short);
             }
             let _ = inputs.send(Happening::DiskUsed);
         });
@@ -50,6 +57,23 @@ impl Shepherd {
         self.out_of_disk = true;
         self.order(Order::Kill);
     }
+}
+
+/// Waits for so long before somebody looks again, unless less than enough is free on the disk, or it becomes short.
+fn rest(dir: &JobDir, most: Duration, enough: u64, was_short: [bool; 2]) {
+    let begun = Instant::now();
+    loop {
+        thread::sleep(PAUSE);
+        if begun.elapsed() >= most || free(dir) < enough || is_short(dir) != was_short {
+            return;
+        }
+    }
+}
+
+/// Bytes that are free on the disk of a job. One that does not tell has none, so that somebody looks.
+fn free(dir: &JobDir) -> u64 {
+    let system = rustix::fs::statvfs(dir.path());
+    system.map_or(0, |system| system.f_bavail.saturating_mul(system.f_frsize))
 }
 
 /// How many bytes a job may have from now on, with those that it has, as `used` counts them.
@@ -105,4 +129,33 @@ fn is_short(dir: &JobDir) -> [bool; 2] {
         system.f_files > 0 && system.f_favail <= SPARE_FILES.min(system.f_files / 16)
     });
     [of_bytes, of_files]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// A job may have so many files that it takes long to count what they take, and write much meanwhile.
+    #[test]
+    fn who_has_written_much_is_looked_at_before_its_time() {
+        const LONG: Duration = Duration::from_secs(3600);
+        let place = tempfile::tempdir().unwrap();
+        let mount = ["-t", "tmpfs", "-o", "size=64m,nr_inodes=1000", "none"];
+        assert!(Command::new("mount").args(mount).arg(place.path()).status().unwrap().success());
+        let dir = JobDir::at(place.path().to_owned());
+        rest(&dir, Duration::ZERO, 0, [false; 2]);
+        let (had, file) = (free(&dir), place.path().join("file"));
+        // One that may write a MiB more; and one that may write as much as there is.
+        for (enough, bytes) in [(had - (1 << 20), 2 << 20), (0, 62 << 20)] {
+            thread::scope(|scope| {
+                let waits = scope.spawn(|| rest(&dir, LONG, enough, [false; 2]));
+                fs::write(&file, vec![1; bytes]).unwrap();
+                waits.join().unwrap();
+            });
+            fs::remove_file(&file).unwrap();
+        }
+        assert!(Command::new("umount").arg("-l").arg(place.path()).status().unwrap().success());
+    }
 }
