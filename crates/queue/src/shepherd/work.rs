@@ -9,6 +9,7 @@ use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -39,6 +40,10 @@ pub(crate) type IsWanted<'w> = &'w (dyn Fn() -> bool + Sync);
 /// What was told so long ago is of a copy that nobody makes any more: whoever waited for it was killed.
 const STALE: Duration = Duration::from_secs(60);
 
+/// So long a copy may stand still for which a job has its slot: its user can stop what copies, or have it wait for a file system
+/// that never answers, and a job that does nothing else hears no order to give way.
+const STILL: Duration = Duration::from_secs(600);
+
 /// Makes a job's own directory before it is started, if it is to have one. Returns a sentence about what the copy of its
 /// input is without.
 ///
@@ -52,7 +57,7 @@ pub(crate) fn prepare(
     let Some(input) = &spec.input else { return Ok(None) };
     // Another daemon may have been killed while it did that.
     let place = dir.path().join(format!("ready-{}-{}", std::process::id(), files::now()));
-    let left_out = copy_input(dir, spec, input, &place, Some(is_wanted))?;
+    let left_out = copy_input(dir, spec, input, &place, is_wanted)?;
     let ready = ready(dir);
     let _ = files::remove_trees(&[&ready]);
     fs::rename(&place, ready).inspect_err(|_| drop(files::remove_trees(&[place])))?;
@@ -93,7 +98,9 @@ pub(super) fn create(dir: &JobDir, spec: &Spec) -> io::Result<Option<String>> {
     let work = dir.work();
     let _ = files::remove_trees(&[&work]);
     match fs::rename(ready(dir), &work) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => copy_input(dir, spec, input, &work, None),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            copy_input(dir, spec, input, &work, &goes_on(dir, STILL))
+        }
         done => done.map(|()| None),
     }
 }
@@ -103,7 +110,7 @@ fn copy_input(
     spec: &Spec,
     input: &Path,
     to: &Path,
-    is_wanted: Option<IsWanted<'_>>,
+    is_wanted: IsWanted<'_>,
 ) -> io::Result<Option<String>> {
     fs::create_dir(to)?;
     chown(to, Some(spec.user.uid), Some(spec.user.gid))?;
@@ -130,7 +137,8 @@ pub(super) fn show(dir: &JobDir) -> io::Result<()> {
 pub(super) fn hand_over(dir: &JobDir, spec: &Spec) -> Vec<String> {
     let copy = |path: &AnyPath| {
         let (from, to) = (Path::new(HERE).join(path), spec.dir.join(path));
-        let copied = copy_as_user(dir, CopiedAs::Artefact, &dir.work(), [&from, &to], None);
+        let (own, is_wanted) = (dir.work(), goes_on(dir, STILL));
+        let copied = copy_as_user(dir, CopiedAs::Artefact, &own, [&from, &to], &is_wanted);
         let text = copied.unwrap_or_else(|e| Some(e.to_string()))?;
         Some(format!("artefact {}: {text}", path.display()))
     };
@@ -164,6 +172,19 @@ pub(crate) fn progress(dir: &JobDir) -> Option<Progress> {
     if is_stale { None } else { serde_json::from_slice(&fs::read(path).ok()?).ok() }
 }
 
+/// Whether a copy is wanted still that nobody waits for any longer once it stands still for so long.
+fn goes_on(dir: &JobDir, most: Duration) -> impl Fn() -> bool + Sync {
+    let (dir, last) = (dir.clone(), Mutex::new((None, Instant::now())));
+    move || {
+        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = progress(&dir);
+        if now.is_some() && now != last.0 {
+            *last = (now, Instant::now());
+        }
+        last.1.elapsed() < most
+    }
+}
+
 /// The directory where the process works that copies.
 const HERE: &str = ".";
 
@@ -174,7 +195,7 @@ fn copy_as_user(
     what: CopiedAs,
     own: &Path,
     [from, to]: [&Path; 2],
-    is_wanted: Option<IsWanted<'_>>,
+    is_wanted: IsWanted<'_>,
 ) -> io::Result<Option<String>> {
     let mut child = Command::new("/proc/self/exe")
         .args(["queue", COPY, "--"])
@@ -188,16 +209,17 @@ fn copy_as_user(
         told.into_iter().for_each(|told| note_progress(dir, what, told));
         stderr.map_or(Ok(0), |mut stderr| stderr.read_to_string(&mut said))
     };
-    let heard = match is_wanted {
-        Some(is_wanted) => while_wanted(Pid::from_child(&child), is_wanted, listen),
-        None => listen(),
-    };
+    let heard = while_wanted(Pid::from_child(&child), is_wanted, listen);
     let status = child.wait();
     let _ = fs::remove_file(dir.copying());
     let status = status?;
     let said = said.trim().to_owned();
     match (status.success(), said.is_empty()) {
         (true, is_whole) => heard.map(|_| (!is_whole).then_some(said)),
+        (false, true) if !is_wanted() => {
+            let text = format!("nothing more was copied for {} minutes", STILL.as_secs() / 60);
+            Err(io::Error::other(text))
+        }
         (false, true) => Err(io::Error::other(format!("the copy ended with {status}"))),
         (false, false) => Err(io::Error::other(said)),
     }
@@ -326,6 +348,22 @@ mod tests {
         let said = while_wanted(process, &|| is_wanted.load(Ordering::Acquire), listen);
         assert_eq!(said.unwrap(), "");
         assert_eq!(child.wait().unwrap().signal(), Some(Signal::KILL.as_raw()));
+    }
+
+    /// However slow it is.
+    #[test]
+    fn a_copy_that_stands_still_is_wanted_no_more() {
+        let temporary = tempfile::tempdir().unwrap();
+        let dir = JobDir::at(temporary.path().to_owned());
+        let most = Duration::from_millis(200);
+        let goes_on = goes_on(&dir, most);
+        for bytes in 1..=5 {
+            let said = format!("{bytes} 1\n");
+            note_progress(&dir, CopiedAs::Input, said.as_bytes());
+            assert!(goes_on(), "{bytes}");
+            thread::sleep(most);
+        }
+        assert!(!goes_on());
     }
 
     #[test]
