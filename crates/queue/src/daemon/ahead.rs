@@ -11,14 +11,13 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
 
 use serde_json::json;
 
 use super::core::{Core, Queue};
-use super::disk;
 use super::record::{AheadStep, Destination, Place};
 use super::transfer::can_go_on;
+use super::{disk, threads};
 use crate::bundle;
 use crate::files::{self, JobDir};
 use crate::preemption::{self, Means};
@@ -85,7 +84,7 @@ impl Core {
         if let Some(ahead) = self.ahead.get_mut(&id) {
             ahead.step = AheadStep::Sending;
         }
-        thread::spawn(move || {
+        threads::run(move || {
             let sent = send(&queue, id, seq, &destination);
             queue.change(|core| core.sent_ahead(id, seq, &destination, sent));
         });
@@ -155,7 +154,7 @@ impl Core {
         let Ok(client) = self.peer(&destination.machine) else { return };
         let path = format!("/v1/import/{}?ahead=1", destination.key);
         // What a machine that is away keeps of it goes when that is started anew.
-        thread::spawn(move || client.json("DELETE", &path, b""));
+        threads::run(move || drop(client.json("DELETE", &path, b"")));
     }
 }
 

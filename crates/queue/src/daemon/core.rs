@@ -7,7 +7,6 @@ use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread;
 
 use serde_json::{Value, json};
 use torpor_worker::tell;
@@ -20,6 +19,7 @@ use super::kept::{Refused, Totals, WITHDRAWN, Withdrawal, kept_with};
 use super::peaks::Peaks;
 use super::record::{Ahead, Place, Preparation, Record, cut};
 use super::store::{Along, FAILURES, FORGOTTEN, SPEED, Store, StoreError, USAGE};
+use super::threads;
 use crate::files::{self, JobDir};
 use crate::kind::Group;
 use crate::preemption::{Dirt, Failures, Speed};
@@ -514,7 +514,7 @@ impl Core {
             return gone.remove();
         };
         self.clearing += 1;
-        thread::spawn(move || {
+        threads::run(move || {
             gone.remove();
             queue.lock().clearing -= 1;
         });

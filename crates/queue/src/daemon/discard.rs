@@ -3,13 +3,13 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::thread;
 
 use torpor_worker::tell;
 
 use super::core::Core;
 use super::left::{self, Names};
 use super::record::{Place, Record};
+use super::threads;
 use crate::files;
 use crate::scheduler::JobId;
 use crate::shepherd::checkpoint;
@@ -64,7 +64,7 @@ impl Core {
 impl Discarded {
     /// Removes it with all that its dump has left on this machine. Nobody waits for that.
     pub(super) fn discard(self, names: Names) {
-        thread::spawn(move || {
+        threads::run(move || {
             if let Err(e) = left::take_away(&self.0, names) {
                 tell!("torpor queue: {}: what its dump has left: {e}", self.0.display());
             }

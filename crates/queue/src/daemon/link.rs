@@ -15,7 +15,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use torpor_kernel::proc;
 
 use super::core::Queue;
-use super::disk;
+use super::{disk, threads};
 use crate::container::{self, Container};
 use crate::files::{self, JobDir};
 use crate::scheduler::JobId;
@@ -43,7 +43,7 @@ impl Run {
         compared: Option<u64>,
         base: [u64; 2],
     ) {
-        thread::spawn(move || {
+        threads::run(move || {
             if let Some(seq) = from
                 && let Err(damage) = digests::verify_rest(&self.dir, seq, compared)
             {
@@ -86,7 +86,7 @@ impl Run {
 
     /// Listens to a shepherd that may still be there from before this daemon was started.
     pub(super) fn find(self, queue: Arc<Queue>) {
-        thread::spawn(move || self.attend(&queue));
+        threads::run(move || self.attend(&queue));
     }
 
     /// Listens to the shepherd until it is gone, and says how the run ended.

@@ -36,6 +36,7 @@ mod refusals;
 mod retention;
 mod runs;
 mod store;
+mod threads;
 mod tls;
 mod transfer;
 mod upkeep;
@@ -111,6 +112,7 @@ pub(crate) fn serve(setup: Setup) -> Result<(), String> {
     }
     listen::tell_service_manager("READY=1");
     loop {
+        threads::begin_what_waits();
         // Not with each change: it looks at all jobs that are over.
         queue.change(|core| core.forget_old(crate::files::now()));
         listen::tell_service_manager("WATCHDOG=1");

@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
 
 use serde_json::{Value, json};
 use torpor_blobs::error::{Context, Error, Result};
@@ -17,7 +16,7 @@ use super::core::{Core, Queue};
 use super::import::Alone;
 use super::record::{Place, Record, Stored};
 use super::transfer::Handover;
-use super::{disk, import, lease};
+use super::{disk, import, lease, threads};
 use crate::files::{self, JobDir};
 use crate::objects::{Objects, Parts, Pieces};
 use crate::scheduler::{JobId, Millis, share};
@@ -116,7 +115,7 @@ impl Core {
             }
         }
         self.depot.busy = true;
-        thread::spawn(move || {
+        threads::run(move || {
             let done = task.carry_out(&place).map_err(|e| e.to_string());
             queue.change(|core| core.store_done(task, done));
         });
@@ -248,7 +247,7 @@ impl Core {
         let to = self.data.join("incoming").join(&name);
         let identity = self.style(id).identity;
         self.save(id, Some(("fetching", json!({}))));
-        thread::spawn(move || {
+        threads::run(move || {
             let came = place.get(&name, |_| identity, |job, files| import::unpack(job, files, &to));
             let came = came.map(|(_, pieces)| (pieces, disk::bytes(&JobDir::at(to.clone()))));
             let came = came.map_err(|e| e.to_string());

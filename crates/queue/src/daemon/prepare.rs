@@ -6,13 +6,12 @@
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::thread;
 
 use serde_json::json;
 
 use super::core::Core;
-use super::disk;
 use super::record::{Place, Preparation};
+use super::{disk, threads};
 use crate::container::{self, Container};
 use crate::files::{self, JobDir};
 use crate::preemption::Means;
@@ -55,7 +54,7 @@ impl Core {
         let Some(queue) = self.queue.upgrade() else { return false };
         let (dir, spec, is_new) = (self.dir(id), record.spec.clone(), record.run == 0);
         self.preparations.insert(id, Preparation::Begun(files::now()));
-        thread::spawn(move || {
+        threads::run(move || {
             let is_wanted = || queue.lock().is_preparing(id);
             let prepared = carry_out(&dir, &spec, is_new, &is_wanted).map_err(|e| e.to_string());
             queue.change(|core| core.prepared(id, prepared));
@@ -91,7 +90,7 @@ impl Core {
         let Some(record) = self.jobs.get_mut(&id).filter(|job| job.place == Place::Queued) else {
             // It was told to end, and what it left is removed already.
             if self.jobs.get(&id).is_some_and(|job| job.place == Place::Ended) {
-                thread::spawn(move || disk::own(&dir).remove());
+                threads::run(move || disk::own(&dir).remove());
             }
             return;
         };

@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::thread;
 
 use torpor_worker::tell;
 
@@ -12,6 +11,7 @@ use super::core::{Core, NotTaken};
 use super::disk::{self, Gone};
 use super::kept::kept_with;
 use super::record::{Place, Record};
+use super::threads;
 use crate::files;
 use crate::scheduler::{JobId, Millis};
 use crate::shepherd;
@@ -150,7 +150,7 @@ impl Core {
             dirs.push(self.dir(id).path().to_owned());
         }
         // Nobody waits for that. What a power cut leaves goes when the daemon starts.
-        thread::spawn(move || files::remove_trees(&dirs));
+        threads::run(move || drop(files::remove_trees(&dirs)));
         Ok(())
     }
 
@@ -175,7 +175,7 @@ impl Core {
             gone = gone.and(disk::left_over(&dir));
         }
         // It may be much, and nobody waits for it.
-        thread::spawn(move || gone.remove());
+        threads::run(move || gone.remove());
     }
 }
 

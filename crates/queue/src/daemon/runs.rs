@@ -1,15 +1,14 @@
 //! What shepherds tell, and what that means for their jobs.
 
 use std::os::unix::net::UnixStream;
-use std::thread;
 
 use serde_json::json;
 
 use super::core::Core;
 use super::discard::Discarded;
-use super::disk;
 use super::left::Names;
 use super::record::{Place, Record, Unwoken};
+use super::{disk, threads};
 use crate::files;
 use crate::preemption::Dirt;
 use crate::scheduler::{JobId, Millis};
@@ -242,7 +241,7 @@ impl Core {
         let Some(queue) = self.queue.upgrade() else {
             return self.counted(id, seq, disk::bytes(&dir));
         };
-        thread::spawn(move || {
+        threads::run(move || {
             let bytes = disk::bytes(&dir);
             queue.change(|core| core.counted(id, seq, bytes));
         });

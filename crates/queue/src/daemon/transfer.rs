@@ -21,7 +21,7 @@ use super::follow::{FRAME_PAUSE, FRAME_SILENCE};
 use super::output::{self, Came, EndThere};
 use super::record::{Destination, Place, Record};
 use super::store::RAN;
-use super::{disk, pool};
+use super::{disk, pool, threads};
 use crate::files;
 use crate::http::Client;
 use crate::preemption::Means;
@@ -181,7 +181,7 @@ impl Core {
             self.save(id, None);
         }
         self.transfers.insert(id);
-        thread::spawn(move || Transfer { queue, id, destination }.run());
+        threads::run(move || Transfer { queue, id, destination }.run());
     }
 
     /// The machine that a job has gone to, and its number there.
@@ -210,7 +210,7 @@ impl Core {
         let is_due = self.jobs.get(&id).is_some_and(|record| !record.untold.is_empty());
         let Some(queue) = self.queue.upgrade().filter(|_| is_due) else { return };
         if self.telling.insert(id) {
-            thread::spawn(move || {
+            threads::run(move || {
                 while !queue.change(|core| core.is_told(id)) {
                     if !tell_next(&queue, id) {
                         thread::sleep(PAUSE);

@@ -10,6 +10,7 @@ use torpor_worker::tell;
 use super::core::{Core, Queue};
 use super::kept::{WITHDRAWN, Withdrawal};
 use super::record::{Destination, Place};
+use super::threads;
 use crate::http::Client;
 use crate::scheduler::JobId;
 use crate::shepherd::message::Exit;
@@ -55,7 +56,7 @@ impl Core {
             return;
         };
         if !std::mem::replace(&mut self.withdrawing, true) {
-            thread::spawn(move || {
+            threads::run(move || {
                 loop {
                     let next = queue.lock().next_withdrawal();
                     let Some(withdrawal) = next else { return };

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::json;
@@ -208,18 +208,38 @@ fn who_asks_for_more_than_is_granted_is_refused() {
     }
 }
 
-/// Somebody else forks without end, and is ended.
+/// A control group in which a daemon gets no more threads, as when somebody else forks without end.
+struct NoThreads(PathBuf);
+
+impl NoThreads {
+    fn of(daemon: &Daemon) -> Self {
+        // By version 1 of cgroups, or by version 2.
+        let places = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"].map(Path::new);
+        let place = places.into_iter().find(|place| place.join("cgroup.procs").exists()).unwrap();
+        let _ = std::fs::write(place.join("cgroup.subtree_control"), "+pids");
+        let place = place.join(format!("torpor-queue-test-{}", daemon.pid()));
+        std::fs::create_dir(&place).unwrap();
+        std::fs::write(place.join("cgroup.procs"), daemon.pid().to_string()).unwrap();
+        std::fs::write(place.join("pids.max"), "1").unwrap();
+        Self(place)
+    }
+
+    /// Who has forked is ended.
+    fn end(&self) {
+        std::fs::write(self.0.join("pids.max"), "max").unwrap();
+    }
+
+    /// Ends the daemon, and removes the group.
+    fn remove(self, daemon: Daemon) {
+        drop(daemon);
+        common::until("nobody is in it", || std::fs::remove_dir(&self.0).ok());
+    }
+}
+
 #[test]
 fn a_daemon_without_threads_for_a_while_answers_again() {
     let daemon = Daemon::start(&[]);
-    // By version 1 of cgroups, or by version 2.
-    let places = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"].map(Path::new);
-    let place = places.into_iter().find(|place| place.join("cgroup.procs").exists()).unwrap();
-    let _ = std::fs::write(place.join("cgroup.subtree_control"), "+pids");
-    let place = place.join(format!("torpor-queue-test-{}", daemon.pid()));
-    std::fs::create_dir(&place).unwrap();
-    std::fs::write(place.join("cgroup.procs"), daemon.pid().to_string()).unwrap();
-    std::fs::write(place.join("pids.max"), "1").unwrap();
+    let scarce = NoThreads::of(&daemon);
     let answer = || {
         let mut stream = common::begin_to_ask(&daemon, "GET", "/v1/jobs", "", "");
         let mut said = String::new();
@@ -228,10 +248,31 @@ fn a_daemon_without_threads_for_a_while_answers_again() {
         said
     };
     assert_eq!(answer(), "");
-    std::fs::write(place.join("pids.max"), "max").unwrap();
+    scarce.end();
     assert!(answer().starts_with("HTTP/1.1 200 "));
-    drop(daemon);
-    std::fs::remove_dir(place).unwrap();
+    scarce.remove(daemon);
+}
+
+/// Nobody would hear of its end, or begin it.
+#[test]
+fn a_job_that_a_daemon_has_no_thread_for_begins_when_there_is_one() {
+    let daemon = Daemon::start(&["--slots", "1"]);
+    let go = daemon.dir.path().join("go");
+    let wait = "until [ -e $0 ]; do sleep 0.05; done";
+    let first = daemon.submit(&[], &["sh", "-c", wait, go.to_str().unwrap()]);
+    daemon.wait_for(first, "running");
+    let second = daemon.submit(&[], &["echo", "well"]);
+    let scarce = NoThreads::of(&daemon);
+    std::fs::write(go, "").unwrap();
+    common::until("a thread is missed", || {
+        let log = std::fs::read_to_string(daemon.dir.path().join("log")).unwrap();
+        log.contains("begin a thread").then_some(())
+    });
+    scarce.end();
+    daemon.wait_for(first, "done");
+    daemon.wait_for(second, "done");
+    assert_eq!(daemon.output(second), "well\n");
+    scarce.remove(daemon);
 }
 
 #[test]
