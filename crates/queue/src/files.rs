@@ -1,7 +1,7 @@
 //! Files that survive the loss of power, and where things lie in the data directory.
 
 use std::collections::HashSet;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -112,6 +112,14 @@ impl JobDir {
     #[must_use]
     pub(crate) fn run(&self, run: u64) -> PathBuf {
         self.0.join(format!("run-{run}"))
+    }
+
+    /// The numbers of the runs that have such a directory.
+    #[must_use]
+    pub(crate) fn runs(&self) -> Vec<u64> {
+        let entries = fs::read_dir(&self.0).into_iter().flatten().flatten();
+        let number = |name: OsString| name.to_str()?.strip_prefix("run-")?.parse().ok();
+        entries.filter_map(|entry| number(entry.file_name())).collect()
     }
 
     /// A checkpoint: complete once its record is there.

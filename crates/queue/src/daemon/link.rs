@@ -55,7 +55,11 @@ impl Run {
             {
                 return queue.change(|core| core.cannot_begin(self.job, self.run, why));
             }
-            if let Err(e) = self.make(from, base) {
+            // Whoever was to start the shepherd may have been killed, and that when it had: then it keeps the job.
+            if let Err(e) = self.make(from, base)
+                && e.kind() != io::ErrorKind::Interrupted
+                && !self.is_alive()
+            {
                 queue.change(|core| core.run_failed_to_start(self.job, self.run, &e.to_string()));
                 return;
             }
@@ -73,7 +77,7 @@ impl Run {
 
     fn make(&self, from: Option<u64>, base: [u64; 2]) -> io::Result<()> {
         // Two runs of a job at the same time would be two jobs.
-        Run { run: self.run.saturating_sub(1), ..self.clone() }.wait_for_its_end();
+        self.wait_for_those_before();
         // Nobody asks for the one before that. What fails is tried again as often as its owner likes.
         let _ = files::remove_trees(&[self.dir.run(self.run.saturating_sub(2))]);
         let place = self.dir.run(self.run);
@@ -164,6 +168,14 @@ impl Run {
         }
     }
 
+    /// Waits until all runs of the job before this one have ended. The last of them may never have begun: the daemon that waited
+    /// for another with it was killed.
+    fn wait_for_those_before(&self) {
+        for run in self.dir.runs().into_iter().filter(|&run| run < self.run) {
+            Run { run, ..self.clone() }.wait_for_its_end();
+        }
+    }
+
     fn wait_for_its_end(&self) {
         while self.is_alive() {
             thread::sleep(Duration::from_millis(2));
@@ -188,4 +200,67 @@ fn is_about_to_end(pid: Pid) -> bool {
         poll(&mut ended, Some(&Timespec::default())) == Ok(0)
     };
     ends() && pidfd_open(pid, PidfdFlags::empty()).is_ok_and(is_there)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::super::config::Config;
+    use super::super::core::Core;
+    use super::super::record::Place;
+    use super::*;
+    use crate::shepherd::message::Exit;
+    use crate::spec::Spec;
+
+    /// What stands for the shepherd of a run, as long as this is there.
+    fn shepherd(run: &Run) -> File {
+        let place = run.dir.run(run.run);
+        fs::create_dir_all(&place).unwrap();
+        let lock = File::create(place.join(shepherd::LOCK)).unwrap();
+        flock(&lock, FlockOperation::NonBlockingLockExclusive).unwrap();
+        lock
+    }
+
+    #[test]
+    fn a_run_waits_for_all_before_it() {
+        let temporary = tempfile::tempdir().unwrap();
+        let dir = JobDir::at(temporary.path().to_owned());
+        let run = |run| Run { job: 1, run, dir: dir.clone() };
+        // The second has never begun.
+        let (first, has_ended) = (shepherd(&run(1)), AtomicBool::new(false));
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                run(3).wait_for_those_before();
+                has_ended.load(Ordering::Acquire)
+            });
+            thread::sleep(Duration::from_millis(50));
+            has_ended.store(true, Ordering::Release);
+            drop(first);
+            assert!(waits.join().unwrap(), "it has begun beside the first");
+        });
+    }
+
+    /// It would begin again when it has ended.
+    #[test]
+    fn a_run_that_has_begun_all_the_same_is_attended() {
+        let temporary = tempfile::tempdir().unwrap();
+        fs::create_dir(temporary.path().join("jobs")).unwrap();
+        let mut core = Core::open(temporary.path().to_owned(), Config::default()).unwrap();
+        let command = vec!["x".to_owned()];
+        let job = core.submit(Spec { command, dir: "/".into(), ..Spec::default() }, None).unwrap();
+        let record = core.jobs.get_mut(&job).unwrap();
+        (record.run, record.place) = (1, Place::Starting);
+        let run = Run { job, run: 1, dir: core.dir(job) };
+        let (place, lock, queue) = (run.dir.run(1), shepherd(&run), Queue::new(core));
+        run.start(Arc::clone(&queue), None, None, [0, 0]);
+        thread::sleep(Duration::from_millis(50));
+        files::write_stable(&place.join(shepherd::ENDING), &Ending::good(job, 1)).unwrap();
+        drop(lock);
+        while queue.lock().jobs[&job].exit.is_none() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let job = queue.lock().jobs[&job].clone();
+        assert_eq!((job.exit, job.run), (Some(Exit::Code(0)), 1));
+    }
 }

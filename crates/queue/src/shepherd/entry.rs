@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, BufReader};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::mpsc::{self, Sender};
@@ -31,7 +32,7 @@ const INSIDE: &str = "TORPOR_SHEPHERD_INSIDE";
 /// Starts the shepherd of a new run. It holds `lock` for as long as it lives.
 ///
 /// # Errors
-/// If the process cannot be started, or cannot make its namespaces.
+/// If the process cannot be started, or cannot make its namespaces; `Interrupted`, if it was killed before it had done that.
 pub(crate) fn start(
     dir: &JobDir,
     run: u64,
@@ -51,7 +52,9 @@ pub(crate) fn start(
         return Ok(());
     }
     let log = fs::read_to_string(dir.run(run).join(LOG)).unwrap_or_default();
-    Err(io::Error::other(format!("the job's shepherd did not start: {}", log.trim())))
+    let was_killed = status.signal().is_some();
+    let kind = if was_killed { io::ErrorKind::Interrupted } else { io::ErrorKind::Other };
+    Err(io::Error::new(kind, format!("the job's shepherd did not start: {}", log.trim())))
 }
 
 /// The hidden subcommand. The process that the daemon starts only makes the namespaces
