@@ -1,6 +1,7 @@
 //! How runs end, and what becomes of their jobs.
 
 use serde_json::json;
+use signal_hook::consts::SIGKILL;
 
 use super::core::Core;
 use super::disk;
@@ -73,12 +74,18 @@ impl Core {
             && !too_much
             && record.giving_way.is_some_and(|way| way.means == Means::Kill);
         let wanted = record.cancelled || self.ending.contains_key(&id);
+        // Its shepherd was told to go, which the daemon that did that has not lived to see: the job goes on in another run.
+        let is_let_go = |ending: &Ending| {
+            let slept = matches!(place, Place::Asleep | Place::Queued);
+            slept && ending.exit == Exit::Signal(SIGKILL)
+        };
         match ending {
             None => match (self.complaint(id, run), place) {
                 (Some(why), Place::Starting) => self.not_begun(id, &why),
                 (Some(why), _) => self.lose(id, &why),
                 (None, _) => self.lose(id, "its shepherd has vanished"),
             },
+            Some(ending) if is_let_go(&ending) && !wanted => self.save(id, None),
             Some(_) if killed && !wanted => self.start_over(id, Means::Kill),
             Some(ending) if ending.gave_way && !wanted => self.start_over(id, Means::Command),
             Some(ending) => self.finished(id, &ending),
@@ -203,7 +210,7 @@ impl Core {
         let _ = cgroups.set_frozen(false);
         cgroups.remove();
         if cancelled {
-            self.end(id, Exit::Signal(9), None);
+            self.end(id, Exit::Signal(SIGKILL), None);
         } else if begins_again && !self.class_of(&class).begins_again {
             self.abandon(id, format!("{why}, and jobs of its class do not begin again"));
         }
@@ -321,6 +328,28 @@ mod tests {
         assert_eq!(job.kept, [Stored { seq: 1, saved: 5_000 }]);
         // What it has done since is.
         assert!(job.lost >= 2_000, "{} ms", job.lost);
+    }
+
+    /// A daemon has its shepherd go, since another run or another machine is to have the job, and is killed before it has gone.
+    #[test]
+    fn who_sleeps_does_not_end_with_its_shepherd() {
+        for place in [Place::Asleep, Place::Queued] {
+            for (exit, cancelled, ends) in [
+                (Exit::Signal(SIGKILL), false, false),
+                (Exit::Signal(SIGKILL), true, true),
+                // It had run on, and that could not be kept.
+                (Exit::Code(0), false, true),
+            ] {
+                let (_dir, mut core, id) = running();
+                let record = core.jobs.get_mut(&id).unwrap();
+                (record.place, record.shepherd, record.cancelled) = (place, false, cancelled);
+                core.schedule_nothing_yet(&[id]);
+                core.run_over(id, 1, Some(Ending { exit, ..Ending::good(id, 1) }));
+                let job = &core.jobs[&id];
+                assert_eq!(job.exit.is_some(), ends, "{place:?} {exit:?} {cancelled}");
+                assert!(ends || job.place == place && !job.shepherd, "{job:?}");
+            }
+        }
     }
 
     /// What an attempt has run that has failed is no part of the next one's time, nor lost with it.
