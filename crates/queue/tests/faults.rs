@@ -516,6 +516,30 @@ fn a_job_that_fills_a_disk_ends_once_when_it_is_told_to() {
     assert_eq!((&job["exit"], &job["run"]), (&json!(143), &json!(1)), "{job}");
 }
 
+/// It may last for a while, and is no fault of theirs.
+#[test]
+fn a_full_disk_costs_no_job_that_has_not_begun() {
+    let disk = Disk::of("24m");
+    let (daemon, _) = daemon_on(&disk, &json!({ "slots": 1 }));
+    let go = daemon.dir.path().join("go");
+    let wait = "until [ -e $0 ]; do sleep 0.05; done";
+    let first = daemon.submit(&[], &["sh", "-c", wait, go.to_str().unwrap()]);
+    daemon.wait_for(first, "running");
+    let waiting = [(); 3].map(|()| daemon.submit(&[], &["echo", "well"]));
+    disk.fill();
+    std::fs::write(go, "").unwrap();
+    until("it was tried", || {
+        let why = daemon.show(waiting[0])["why_text"].to_string();
+        (why.contains("could not begin a job") && why.contains("No space left")).then_some(())
+    });
+    assert!(waiting.iter().all(|&id| daemon.job(id)["state"] == "queued"), "{:?}", daemon.jobs());
+    disk.free();
+    for id in waiting {
+        daemon.wait_for(id, "done");
+        assert_eq!(daemon.output(id), "well\n");
+    }
+}
+
 /// What it may write unless somebody says otherwise leaves room for others, and what it was given counts for nothing.
 #[test]
 fn a_job_may_write_a_part_of_what_is_free() {

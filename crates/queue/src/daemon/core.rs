@@ -18,6 +18,7 @@ use super::disk::{self, Gone};
 use super::kept::{Refused, Totals, WITHDRAWN, Withdrawal, kept_with};
 use super::peaks::Peaks;
 use super::record::{Ahead, Place, Preparation, Record, cut};
+use super::stall::Stall;
 use super::store::{Along, FAILURES, FORGOTTEN, SPEED, Store, StoreError, USAGE};
 use super::threads;
 use crate::files::{self, JobDir};
@@ -152,6 +153,8 @@ pub(super) struct Core {
     unkept: BTreeSet<JobId>,
     /// Whether more was used than is on disk.
     unkept_usage: bool,
+    /// Why this machine can begin no run.
+    pub(super) stall: Option<Stall>,
 }
 
 impl Core {
@@ -229,6 +232,7 @@ impl Core {
             trouble: None,
             unkept: BTreeSet::new(),
             unkept_usage: false,
+            stall: None,
         };
         core.begin_now();
         core.make_dirs_again();

@@ -21,13 +21,6 @@ const MOST_LOSSES: u32 = 3;
 const MOST_MACHINE_LOSSES: u32 = 30;
 
 impl Core {
-    /// The run ended before there was a shepherd to speak of.
-    pub(super) fn run_failed_to_start(&mut self, id: JobId, run: u64, text: &str) {
-        if self.counts(id, run) {
-            self.not_begun(id, text);
-        }
-    }
-
     /// The run would end at once, and so would any other of the job.
     pub(super) fn cannot_begin(&mut self, id: JobId, run: u64, why: String) {
         if self.counts(id, run) {
@@ -161,6 +154,13 @@ impl Core {
             // It was saved before it was lost, and nobody was left to tell that.
             (record.losses, record.machine_losses) = (0, 0);
         }
+        self.give_up_if_lost_often(id, why);
+    }
+
+    /// Gives a job up that was lost too often in a row.
+    pub(super) fn give_up_if_lost_often(&mut self, id: JobId, why: &str) {
+        let left = self.jobs.get(&id).filter(|record| record.place != Place::Ended);
+        let Some(record) = left else { return };
         if record.losses > MOST_LOSSES || record.machine_losses > MOST_MACHINE_LOSSES {
             let losses = record.losses + record.machine_losses;
             self.abandon(id, format!("{why}, {losses} times without a checkpoint in between"));

@@ -85,6 +85,7 @@ impl Run {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&place)?;
         let lock = File::create(place.join(shepherd::LOCK))?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+        shepherd::keep_room(&place)?;
         shepherd::start(&self.dir, self.run, from, base, lock)
     }
 

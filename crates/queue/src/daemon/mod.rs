@@ -35,6 +35,7 @@ pub(crate) mod record;
 mod refusals;
 mod retention;
 mod runs;
+mod stall;
 mod store;
 mod threads;
 mod tls;

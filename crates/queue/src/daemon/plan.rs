@@ -169,7 +169,7 @@ impl Core {
         }
         let id = record.id;
         let store = self.waits_for_look(id).or_else(|| self.waits_for_store(id));
-        store.or_else(|| self.waits_for_preparation(id))
+        store.or_else(|| self.waits_for_preparation(id)).or_else(|| self.waits_for_machine(record))
     }
 
     fn act(&mut self, action: Action) {
@@ -210,7 +210,7 @@ impl Core {
     }
 
     /// Starts a new run. Its number is on disk before anything of it exists.
-    fn start_run(&mut self, id: JobId, from: Option<u64>) {
+    pub(super) fn start_run(&mut self, id: JobId, from: Option<u64>) {
         let dir = self.dir(id);
         let Some(record) = self.jobs.get_mut(&id) else { return };
         self.preparations.remove(&id);
@@ -219,6 +219,10 @@ impl Core {
         record.boot = shepherd::checkpoint::boot();
         let (run, base) = (record.run, record.base);
         self.go(id, Place::Starting, "starting", json!({ "from": from }));
+        if !self.is_kept(id) {
+            // The next daemon would give its number to another run, beside this one.
+            return self.run_failed_to_start(id, run, "its state cannot be kept on disk");
+        }
         let Some(queue) = self.queue.upgrade() else { return };
         let compared = self.compared.take(id);
         Run { job: id, run, dir }.start(queue, from, compared, base);

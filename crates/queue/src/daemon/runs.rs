@@ -32,6 +32,7 @@ impl Core {
     /// A shepherd is there.
     pub(super) fn connected(&mut self, id: JobId, run: u64, stream: UnixStream) {
         if self.counts(id, run) {
+            self.stall_is_over();
             self.links.insert(id, stream);
         }
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -75,11 +76,6 @@ impl Shepherd {
         self.vacating == Some(Vacating::Told) && !self.out_of_disk && !is_its_own
     }
 
-    /// Keeps room for the last word.
-    pub(super) fn keep_room(&self) -> io::Result<()> {
-        fs::write(self.dir.run(self.run).join(PLACE), [0; ROOM])
-    }
-
     /// Puts the last word on stable storage, however long that takes: a job whose end nobody knows of would
     /// begin again.
     fn write(&self, ending: &Ending) {
@@ -108,6 +104,14 @@ impl Shepherd {
         self.reap();
         names
     }
+}
+
+/// Keeps room for the last word of the run that has this directory.
+///
+/// # Errors
+/// If there is none: the disk is full.
+pub(crate) fn keep_room(run: &Path) -> io::Result<()> {
+    fs::write(run.join(PLACE), [0; ROOM])
 }
 
 /// Processes of this pid namespace but for this one and those that have ended.

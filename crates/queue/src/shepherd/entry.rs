@@ -110,7 +110,6 @@ fn tend(dir: PathBuf, run: u64, from: Option<u64>, base: [u64; 2]) -> io::Result
         }
     });
     let mut shepherd = Shepherd::new(dir.clone(), run, record.as_ref(), base, inputs.clone())?;
-    shepherd.keep_room()?;
     match &record {
         Some(record) => {
             work::put_back(&dir, &dir.checkpoint(record.seq))?;

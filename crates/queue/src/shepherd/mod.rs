@@ -32,7 +32,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
-pub(crate) use ending::ENDING;
+pub(crate) use ending::{ENDING, keep_room};
 pub(crate) use entry::{LOCK, LOG, PID, SOCKET, enter, start};
 pub(crate) use launch::{launch, not_found, vacate};
 pub(crate) use work::{COPY, IsWanted, OWN, copy, prepare, progress, unprepare};
