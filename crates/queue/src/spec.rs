@@ -241,6 +241,11 @@ impl Limits {
 }
 
 impl Spec {
+    /// Whether nobody has submitted it: there is no command that it could run.
+    pub(crate) fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+
     /// What jobs that behave alike have in common: what the submitter says, or the program.
     #[must_use]
     pub(crate) fn kind(&self) -> String {

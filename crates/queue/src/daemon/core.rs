@@ -379,7 +379,7 @@ impl Core {
 
     /// Keeps a job as it is now, and all that has changed with it, at once.
     fn keep(&mut self, id: JobId, event: Option<(&str, Value)>) -> Result<(), StoreError> {
-        let Some(record) = self.jobs.get(&id) else { return Ok(()) };
+        let Some(record) = self.jobs.get_mut(&id) else { return Ok(()) };
         let withdrawals = kept_with(&self.withdrawals, &[id]);
         let usage = self.unkept_usage.then_some(&self.usage);
         let along = Along { usage, withdrawals: withdrawals.as_deref() };

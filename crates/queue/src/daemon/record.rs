@@ -67,6 +67,7 @@ pub(crate) struct Record {
     /// Its number.
     pub id: JobId,
     /// What was submitted.
+    #[serde(default, skip_serializing_if = "Spec::is_nothing")]
     pub spec: Spec,
     /// Where it stands.
     pub place: Place,
@@ -306,6 +307,17 @@ impl Record {
             named: false,
             only_stored: false,
         }
+    }
+
+    /// What is kept of it with each change: all but what was submitted, which never changes and may be long.
+    ///
+    /// # Errors
+    /// Of serde_json, which cannot fail for numbers and text.
+    pub(crate) fn state_text(&mut self) -> serde_json::Result<String> {
+        let spec = std::mem::take(&mut self.spec);
+        let text = serde_json::to_string(self);
+        self.spec = spec;
+        text
     }
 
     /// Bytes that the daemon holds of it in its memory.

@@ -101,6 +101,7 @@ const UNSYNCED: &str = "PRAGMA synchronous = NORMAL";
 
 const TABLES: &str = "
     CREATE TABLE IF NOT EXISTS jobs (id INTEGER PRIMARY KEY AUTOINCREMENT, record TEXT NOT NULL);
+    CREATE TABLE IF NOT EXISTS specs (job INTEGER PRIMARY KEY, spec TEXT NOT NULL);
     CREATE TABLE IF NOT EXISTS events (
         seq INTEGER PRIMARY KEY AUTOINCREMENT, at INTEGER NOT NULL, job INTEGER NOT NULL,
         run INTEGER NOT NULL, kind TEXT NOT NULL, data TEXT NOT NULL);
@@ -113,6 +114,11 @@ const TABLES: &str = "
     CREATE TABLE IF NOT EXISTS keys (
         key TEXT PRIMARY KEY, body TEXT NOT NULL, job INTEGER NOT NULL, at INTEGER NOT NULL);
 ";
+
+/// Earlier versions have kept what was submitted in the record.
+const APART: &str = "
+    INSERT INTO specs (job, spec) SELECT id, json_extract(record, '$.spec') FROM jobs
+    WHERE id NOT IN (SELECT job FROM specs)";
 
 impl Store {
     /// Opens the database in the data directory, or makes it.
@@ -132,6 +138,7 @@ impl Store {
         db.execute_batch("PRAGMA journal_mode = WAL")?;
         db.execute_batch(SYNCED)?;
         db.execute_batch(TABLES)?;
+        db.execute_batch(APART)?;
         // Refusals of earlier versions: by kinds that were too wide, and a new version tries again.
         db.execute_batch("DROP TABLE IF EXISTS kinds;")?;
         // An earlier daemon may have failed to bring the log to stable storage.
@@ -181,9 +188,15 @@ impl Store {
     /// # Errors
     /// If the database cannot be read, or the record of a job is damaged.
     pub(super) fn jobs(&self) -> Result<Vec<Record>, StoreError> {
-        let mut query = self.db.prepare("SELECT record FROM jobs ORDER BY id")?;
-        let rows = query.query_map([], |row| row.get::<_, String>(0))?;
-        rows.map(|row| Ok(serde_json::from_str(&row?)?)).collect()
+        let sql = "SELECT record, spec FROM jobs JOIN specs ON job = id ORDER BY id";
+        let mut query = self.db.prepare(sql)?;
+        let rows =
+            query.query_map([], |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)))?;
+        let whole = |(record, spec): (String, String)| -> Result<Record, StoreError> {
+            let spec = serde_json::from_str(&spec)?;
+            Ok(Record { spec, ..serde_json::from_str(&record)? })
+        };
+        rows.map(|row| whole(row?)).collect()
     }
 
     /// Gives a new job its number, and keeps it; `make` gets the number.
@@ -199,9 +212,10 @@ impl Store {
         self.change(|change| {
             change.execute("INSERT INTO jobs (record) VALUES ('')", [])?;
             let id = change.last_insert_rowid();
-            let record = make(JobId::try_from(id).unwrap_or_default());
-            let text = serde_json::to_string(&record)?;
+            let mut record = make(JobId::try_from(id).unwrap_or_default());
+            let (text, spec) = (record.state_text()?, serde_json::to_string(&record.spec)?);
             change.execute("UPDATE jobs SET record = ?1 WHERE id = ?2", params![text, id])?;
+            change.execute("INSERT INTO specs (job, spec) VALUES (?1, ?2)", params![id, spec])?;
             if let Some((key, body)) = key {
                 let row = params![key, body, id, now];
                 let sql = "INSERT INTO keys (key, body, job, at) VALUES (?1, ?2, ?3, ?4)";
@@ -230,13 +244,13 @@ impl Store {
     /// If the database cannot be written to.
     pub(super) fn save(
         &self,
-        record: &Record,
+        record: &mut Record,
         now: Millis,
         event: Option<(&str, serde_json::Value)>,
         along: Along<'_>,
     ) -> Result<(), StoreError> {
         self.change(|change| {
-            let text = serde_json::to_string(record)?;
+            let text = record.state_text()?;
             let id = i64::try_from(record.id).unwrap_or(i64::MAX);
             change.execute("UPDATE jobs SET record = ?1 WHERE id = ?2", params![text, id])?;
             if let Some((kind, data)) = event {
@@ -269,6 +283,7 @@ impl Store {
                 change.execute("DELETE FROM events WHERE job = ?1", [id])?;
                 change.execute("DELETE FROM dropped WHERE job = ?1", [id])?;
                 change.execute("DELETE FROM keys WHERE job = ?1", [id])?;
+                change.execute("DELETE FROM specs WHERE job = ?1", [id])?;
                 change.execute("DELETE FROM jobs WHERE id = ?1", [id])?;
             }
             keep_fact(change, FORGOTTEN, totals)?;
@@ -489,10 +504,11 @@ mod tests {
         use crate::spec::Spec;
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(&dir.path().join("queue.db")).unwrap();
-        let [job, other] =
+        let [mut job, other] =
             [(); 2].map(|()| store.add(None, 0, |id| Record::new(id, Spec::default(), 0)).unwrap());
         for kind in ["started", "saved", "durable", "preempted"] {
-            store.save(&job, 1, Some((kind, serde_json::json!({}))), Along::default()).unwrap();
+            let event = Some((kind, serde_json::json!({})));
+            store.save(&mut job, 1, event, Along::default()).unwrap();
         }
         let newest = |most| {
             let (events, earlier) = store.newest_events(job.id, most).unwrap();
@@ -510,18 +526,18 @@ mod tests {
         use crate::spec::Spec;
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(&dir.path().join("queue.db")).unwrap();
-        let [job, other] =
+        let [mut job, mut other] =
             [(); 2].map(|()| store.add(None, 0, |id| Record::new(id, Spec::default(), 0)).unwrap());
-        let add = |job: &Record, kind: &str, count: u32| {
+        let add = |job: &mut Record, kind: &str, count: u32| {
             store.db.execute_batch("PRAGMA synchronous = OFF").unwrap();
             for _ in 0..count {
                 let event = Some((kind, serde_json::json!({})));
                 store.save(job, 1, event, Along::default()).unwrap();
             }
         };
-        add(&other, "held", 5);
-        add(&job, "running", 2);
-        add(&job, "held", MOST_EVENTS + 7);
+        add(&mut other, "held", 5);
+        add(&mut job, "running", 2);
+        add(&mut job, "held", MOST_EVENTS + 7);
         let kept = store.events(Some(job.id), 0, u32::MAX).unwrap();
         let kinds: Vec<&str> = kept.iter().map(|event| event.kind.as_str()).collect();
         // That it has run is known, and by the last word of that.
@@ -536,6 +552,42 @@ mod tests {
         assert_eq!(store.newest_events(other.id, 10).unwrap().0.len(), 6);
         store.forget(&[job.id], &Totals::default(), None).unwrap();
         assert_eq!(store.newest_events(job.id, 10).unwrap(), (Vec::new(), 0));
+    }
+
+    /// It may be long, and much happens to a job.
+    #[test]
+    fn what_was_submitted_is_kept_once() {
+        use crate::spec::Spec;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("queue.db");
+        let store = Store::open(&path).unwrap();
+        let command = vec!["x".repeat(1 << 20), "\u{e9}\"\\".to_owned()];
+        let spec = Spec { command, priority: i32::MIN, ..Spec::default() };
+        let mut job = store.add(None, 0, |id| Record::new(id, spec.clone(), 0)).unwrap();
+        let save = |store: &Store, job: &mut Record| {
+            store.save(job, 1, Some(("held", serde_json::json!({}))), Along::default()).unwrap();
+            assert_eq!(job.spec, spec);
+            let length = "SELECT max(length(record)) FROM jobs";
+            let length: i64 = store.db.query_row(length, [], |row| row.get(0)).unwrap();
+            assert!(length < 10_000, "{length} bytes");
+        };
+        job.preemptions = 7;
+        save(&store, &mut job);
+        assert_eq!(store.jobs().unwrap(), [job.clone()]);
+        // As an earlier version has kept it.
+        store.db.execute_batch("DROP TABLE specs").unwrap();
+        let whole = serde_json::to_string(&job).unwrap();
+        store.db.execute("UPDATE jobs SET record = ?1", [whole]).unwrap();
+        drop(store);
+        let store = Store::open(&path).unwrap();
+        assert_eq!(store.jobs().unwrap(), [job.clone()]);
+        save(&store, &mut job);
+        drop(store);
+        let store = Store::open(&path).unwrap();
+        assert_eq!(store.jobs().unwrap(), [job.clone()]);
+        store.forget(&[job.id], &Totals::default(), None).unwrap();
+        let left = store.db.query_row("SELECT count(*) FROM specs", [], |row| row.get::<_, i64>(0));
+        assert_eq!(left.unwrap(), 0);
     }
 
     /// What is found if nothing of the log is.
