@@ -499,7 +499,8 @@ fn tell_events(
     let mut seq = after.unwrap_or(0);
     let mut last = Instant::now();
     loop {
-        let found = queue.lock().store.events(None, seq, MOST_EVENTS).map_err(io::Error::other)?;
+        let next = || queue.lock().store.events(None, seq, MOST_EVENTS);
+        let found = queue.turns.take(who, next).map_err(io::Error::other)?;
         for event in &found {
             seq = event.seq;
             let core = queue.lock();

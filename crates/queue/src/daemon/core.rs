@@ -21,6 +21,7 @@ use super::record::{Ahead, Place, Preparation, Record, cut};
 use super::stall::Stall;
 use super::store::{Along, FAILURES, FORGOTTEN, SPEED, Store, StoreError, USAGE};
 use super::threads;
+use super::turns::Turns;
 use crate::files::{self, JobDir};
 use crate::kind::Group;
 use crate::preemption::{Dirt, Failures, Speed};
@@ -36,13 +37,16 @@ use crate::spec::{ContainerSource, LONGEST_NAME, Spec};
 pub(super) struct Queue {
     core: Mutex<Core>,
     changed: Condvar,
+    /// Whose turn it is to ask.
+    pub(super) turns: Turns,
 }
 
 impl Queue {
     /// A daemon with this state.
     #[must_use]
     pub(super) fn new(core: Core) -> Arc<Self> {
-        let queue = Arc::new(Self { core: Mutex::new(core), changed: Condvar::new() });
+        let (core, changed, turns) = (Mutex::new(core), Condvar::new(), Turns::default());
+        let queue = Arc::new(Self { core, changed, turns });
         queue.lock().queue = Arc::downgrade(&queue);
         queue
     }

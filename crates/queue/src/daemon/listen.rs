@@ -246,7 +246,14 @@ impl Door {
         };
         answer_one(stream, admit, |identity, request, body| match request.is_large() {
             true => api::import(&self.queue, &identity, &request, body),
-            false => api::handle(&self.queue, &identity, &request),
+            // It waits for the job, and not for the daemon.
+            false if request.path.ends_with("/stdin") => {
+                api::handle(&self.queue, &identity, &request)
+            }
+            false => {
+                let answer = || api::handle(&self.queue, &identity, &request);
+                self.queue.turns.take(&identity, answer)
+            }
         })
     }
 

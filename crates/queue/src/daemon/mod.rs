@@ -40,6 +40,7 @@ mod store;
 mod threads;
 mod tls;
 mod transfer;
+mod turns;
 mod upkeep;
 mod view;
 mod withdrawal;
