@@ -256,6 +256,15 @@ fn a_key_hands_a_job_in_once() {
     assert_eq!(status, 201, "{second}");
     assert_ne!(second, first);
     assert_eq!(ask(&daemon, "POST", "/v1/jobs", key, of_ann).1, second);
+    // It may have taken its input by then, without which another one is not taken.
+    let (key, input) = ("Idempotency-Key: other\r\n", tempfile::tempdir().unwrap());
+    let spec = json!({ "command": ["true"], "dir": "/", "input": input.path() }).to_string();
+    let (status, third) = ask(&daemon, "POST", "/v1/jobs", key, &spec);
+    assert_eq!(status, 201, "{third}");
+    drop(input);
+    assert_eq!(ask(&daemon, "POST", "/v1/jobs", key, &spec).1, third);
+    let (status, said) = ask(&daemon, "POST", "/v1/jobs", "", &spec);
+    assert!(status == 400 && said.contains("is no directory on this machine"), "{status} {said}");
 }
 
 #[test]

@@ -19,7 +19,7 @@ use serde_json::Value;
 use signal_hook::consts::SIGPIPE;
 use torpor_worker::Outcome;
 
-use crate::shepherd;
+use crate::{daemon, shepherd};
 
 /// What a client answers for errors of its own, as `env` and `timeout` do.
 pub const OWN_ERROR: u8 = 125;
@@ -86,6 +86,12 @@ pub enum QueueCommand {
         /// The job's first process
         root: i32,
     },
+    /// Look for a job's program (started by the daemon)
+    #[command(hide = true, name = daemon::LOOK)]
+    Look {
+        /// The job's directory
+        dir: PathBuf,
+    },
     /// Copy files as a job's user (started by its shepherd)
     #[command(hide = true, name = shepherd::COPY)]
     Copy {
@@ -143,6 +149,7 @@ pub fn run(command: QueueCommand) -> Result<ExitCode, Outcome> {
         QueueCommand::Launch { dir, ready } => Ok(shepherd::launch(dir, ready)),
         QueueCommand::Vacate { dir, root } => Ok(shepherd::vacate(dir, root)),
         QueueCommand::Copy { dir, own, from, to } => Ok(shepherd::copy(dir, &own, &from, &to)),
+        QueueCommand::Look { dir } => Ok(daemon::look(dir)),
         QueueCommand::Serve(serve) => serve.run(),
         QueueCommand::Submit(submit) => submit.run(),
         QueueCommand::Run(job) => job.run(),

@@ -20,7 +20,7 @@ use crate::scheduler::share::{Quota, is_name};
 use crate::scheduler::{JobId, Reason};
 use crate::shepherd::message::Order;
 use crate::shepherd::pump;
-use crate::spec::Spec;
+use crate::spec::{ContainerSource, Spec};
 
 /// Events that are told at once at most.
 const MOST_EVENTS: u32 = 500;
@@ -207,6 +207,8 @@ fn submit(queue: &Arc<Queue>, who: &Identity, request: &Request) -> Response {
     };
     who.apply(&mut spec);
     let key = request.header("Idempotency-Key");
+    // Whoever looks may have to wait for ever: nobody else does.
+    let missing = missing(&spec);
     let submitted = queue.change(|core| {
         // What becomes of a job is told by what becomes of those that are to run after it.
         let is_seen = |id| core.jobs.get(id).is_some_and(|job| who.may(&job.spec.owner));
@@ -214,7 +216,13 @@ fn submit(queue: &Arc<Queue>, who: &Identity, request: &Request) -> Response {
             Some(&missing) => Err(NotTaken::no_first(missing)),
             None => {
                 who.bound(&core.config, &mut spec)?;
-                core.submit(spec, key)
+                // One that is submitted again may have taken it.
+                match missing
+                    .filter(|_| !key.is_some_and(|key| core.is_submitted(&spec.owner, key)))
+                {
+                    Some(text) => Err(NotTaken::Senseless(text)),
+                    None => core.submit(spec, key),
+                }
             }
         }
     });
@@ -227,6 +235,23 @@ fn submit(queue: &Arc<Queue>, who: &Identity, request: &Request) -> Response {
             Response::problem(422, "another job was submitted under this key")
         }
         Err(NotTaken::Broken(text)) => Response::problem(500, &text),
+    }
+}
+
+/// What a job needs and this machine has not. One that is to run after others may get it from them. A user hears of it when it is
+/// copied: here somebody would learn what others have.
+fn missing(spec: &Spec) -> Option<String> {
+    if !spec.after.is_empty() || spec.user.uid != 0 {
+        return None;
+    }
+    if let Some(input) = spec.input.as_ref().filter(|dir| !dir.is_dir()) {
+        return Some(format!("the input {} is no directory on this machine", input.display()));
+    }
+    match &spec.container {
+        Some(ContainerSource::Bundle(dir)) if !dir.join("config.json").is_file() => {
+            Some(format!("the bundle {} has no config.json on this machine", dir.display()))
+        }
+        _ => None,
     }
 }
 
@@ -691,5 +716,29 @@ impl Core {
         self.set_held(id, true);
         self.let_give_way(id, None, price);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::AnyPath;
+    use crate::spec::User;
+
+    /// Whoever submits a job would learn which files of others there are.
+    #[test]
+    fn what_a_user_may_not_see_is_not_told() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("closed/input")).unwrap();
+        let is_missed = |user: &User, name: &str| {
+            let input = Some(AnyPath::from(dir.path().join("closed").join(name)));
+            let (command, user) = (vec!["x".to_owned()], user.clone());
+            let spec = Spec { command, dir: "/".into(), input, user, ..Spec::default() };
+            missing(&spec).is_some()
+        };
+        let nobody = User { uid: 65534, gid: 65534, groups: Vec::new() };
+        let names = ["input", "missing"];
+        assert_eq!(names.map(|name| is_missed(&User::default(), name)), [false, true]);
+        assert_eq!(names.map(|name| is_missed(&nobody, name)), [false; 2]);
     }
 }

@@ -30,7 +30,7 @@ use crate::scheduler::{JobId, Millis, Reason};
 use crate::shepherd;
 use crate::shepherd::message::{self, Exit, LOST, Order};
 use crate::shepherd::pump;
-use crate::spec::{ContainerSource, LONGEST_NAME, Spec};
+use crate::spec::{LONGEST_NAME, Spec};
 
 /// A daemon: its state, and a bell that rings when it has changed.
 #[derive(Debug)]
@@ -314,8 +314,7 @@ impl Core {
             let text = format!("a key has {LONGEST_NAME} bytes at most");
             return Err(NotTaken::Senseless(text));
         }
-        // Who has a key is part of it, or others could take it first. Keys of other machines have no such byte.
-        let key = key.map(|key| format!("{}\0{key}", spec.owner));
+        let key = key.map(|key| owners_key(&spec.owner, key));
         let key = key.as_deref();
         if let Some(key) = key
             && let Some((before, id)) = self.store.submitted_as(key).map_err(NotTaken::broken)?
@@ -332,20 +331,6 @@ impl Core {
         }
         if let Some(missing) = spec.after.iter().find(|id| !self.jobs.contains_key(id)) {
             return Err(NotTaken::no_first(*missing));
-        }
-        // One that is to run after others may get its input from them. A user hears of it when it is copied: here somebody
-        // would learn what others have, and a file system of the user's own may take for ever to answer.
-        let is_known = spec.after.is_empty() && spec.user.uid == 0;
-        if let Some(input) = spec.input.as_ref().filter(|dir| is_known && !dir.is_dir()) {
-            let text = format!("the input {} is no directory on this machine", input.display());
-            return Err(NotTaken::Senseless(text));
-        }
-        if let Some(ContainerSource::Bundle(dir)) = &spec.container
-            && spec.after.is_empty()
-            && !dir.join("config.json").is_file()
-        {
-            let text = format!("the bundle {} has no config.json on this machine", dir.display());
-            return Err(NotTaken::Senseless(text));
         }
         let body = serde_json::to_string(&spec).map_err(|e| NotTaken::Broken(e.to_string()))?;
         // What the daemon gives is no part of what was asked for, which a second request must repeat.
@@ -369,6 +354,12 @@ impl Core {
             self.end_dependent(id, failed);
         }
         Ok(id)
+    }
+
+    /// Whether this owner has submitted a job under a key.
+    pub(super) fn is_submitted(&self, owner: &str, key: &str) -> bool {
+        let found = self.store.submitted_as(&owners_key(owner, key));
+        found.is_ok_and(|found| found.is_some())
     }
 
     /// Keeps a job as it is now; `event` says what has happened to it. One that cannot be kept is kept as
@@ -587,6 +578,11 @@ impl Core {
     }
 }
 
+/// The key of a job. Whose it is is part of it, or others could take it first. Keys of other machines have no such byte.
+fn owners_key(owner: &str, key: &str) -> String {
+    format!("{owner}\0{key}")
+}
+
 /// Makes the directory of a job. What a loss of power takes of it is [made again](Core::make_dirs_again): the
 /// store has it all, and a submission waits for one thing only to come to stable storage.
 fn make_dir(dir: &JobDir, spec: &Spec) -> std::io::Result<()> {
@@ -643,26 +639,6 @@ impl NotTaken {
 mod tests {
     use super::*;
     use crate::name::AnyPath;
-    use crate::spec::User;
-
-    /// Whoever submits a job would learn which files of others there are.
-    #[test]
-    fn what_a_user_may_not_see_is_not_told() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::create_dir_all(dir.path().join("closed/input")).unwrap();
-        std::fs::create_dir(dir.path().join("jobs")).unwrap();
-        let mut core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
-        let mut refused = |user: &User, name: &str| {
-            let input = Some(AnyPath::from(dir.path().join("closed").join(name)));
-            let (command, user) = (vec!["x".to_owned()], user.clone());
-            let spec = Spec { command, dir: "/".into(), input, user, ..Spec::default() };
-            core.submit(spec, None).is_err()
-        };
-        let nobody = User { uid: 65534, gid: 65534, groups: Vec::new() };
-        let names = ["input", "missing"];
-        assert_eq!(names.map(|name| refused(&User::default(), name)), [false, true]);
-        assert_eq!(names.map(|name| refused(&nobody, name)), [false; 2]);
-    }
 
     /// Each decision needs it of all jobs: a digest of a long script each time would hold everybody up.
     #[test]

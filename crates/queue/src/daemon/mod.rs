@@ -55,6 +55,7 @@ use rustix::fs::{FlockOperation, flock};
 
 pub(crate) use access::Tokens;
 pub(crate) use follow::{FRAME_END, FRAME_ERR, FRAME_HELD, FRAME_OUT, FRAME_SILENCE};
+pub(crate) use prepare::{LOOK, look};
 pub(crate) use tls::Tls;
 
 use crate::http::Address;

@@ -260,9 +260,9 @@ impl Core {
         self.depot.fetches.remove(&id);
         let dir = self.dir(id);
         let Some(record) = self.jobs.get(&id).filter(|job| job.place != Place::Ended) else {
-            // What cannot be removed now is removed when the name is used again.
-            let _ = files::remove_trees(&[from]);
-            return;
+            // It may be much, and nobody waits for it. What cannot be removed now is removed when the name is used again.
+            let from = from.to_owned();
+            return threads::run(move || drop(files::remove_trees(&[from])));
         };
         let seq = record.durable;
         let came = came.and_then(|came| {

@@ -6,6 +6,8 @@
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
 
 use serde_json::json;
 
@@ -120,7 +122,7 @@ fn carry_out(
     is_wanted: IsWanted<'_>,
 ) -> io::Result<Prepared> {
     // One that fails is tried again as often as was asked for.
-    if is_new && spec.container.is_none() && spec.retries == 0 && is_missing(spec) {
+    if is_new && spec.container.is_none() && spec.retries == 0 && is_missed(dir) {
         let program = spec.command.first().map_or("", String::as_str);
         let mut options = OpenOptions::new();
         let mut err = options.create(true).append(true).mode(0o600).open(dir.err())?;
@@ -131,6 +133,24 @@ fn carry_out(
         Err(e) if container::is_none(&e) => Ok(Prepared::NoContainer(e.to_string())),
         found => found.and_then(|()| shepherd::prepare(dir, spec, is_wanted)).map(Prepared::Ready),
     }
+}
+
+/// The hidden subcommand that looks for the program of a job.
+pub(crate) const LOOK: &str = "look";
+
+/// Whether a process that looks for a job's program has missed it. A file system that never answers (FUSE) may keep whoever
+/// looks from ending, even if it is killed: no other daemon could take this one's place.
+fn is_missed(dir: &JobDir) -> bool {
+    let mut look = Command::new("/proc/self/exe");
+    look.args(["queue", LOOK, "--"]).arg(dir.path());
+    look.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    look.status().is_ok_and(|status| status.success())
+}
+
+/// The hidden subcommand: succeeds if there is no such program as the job in `dir` is to run.
+pub(crate) fn look(dir: PathBuf) -> ExitCode {
+    let spec = shepherd::read_spec(&JobDir::at(dir));
+    if spec.is_ok_and(|spec| is_missing(&spec)) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Whether there is no such program where exec(3) would look for it. What its user may not see may be there.
