@@ -194,7 +194,8 @@ fn an_image_has_the_limits_of_its_job() {
     let options = ["--image", &image, "--memory", "64M", "--pids", "20", "--env", "WORD=said"];
     let show = "trap 'may_end=yes' USR1; echo $WORD $TORPOR_JOB $$; for i in 1 2 3 4 5 6 7 8 9; do echo $i; sleep 0.1; done; \
                 until [ \"$may_end\" ]; do sleep 0.1; done; \
-                dd if=/dev/zero of=/dev/null bs=100M count=1 2>/dev/null && echo not limited; exit 3";
+                dd if=/dev/zero of=/dev/null bs=100M count=1 2>/dev/null && echo not limited; \
+                (n=0; until [ $n = 30 ]; do sleep 1 & n=$((n+1)); done; echo too many) 2>/dev/null; exit 3";
     let id = daemon.submit(&options, &["sh", "-c", show]);
     daemon.wait_for_output(id, "\n4\n");
     daemon.ok(&["preempt", &id.to_string(), "--means", "checkpoint"]);
