@@ -37,7 +37,11 @@ impl FromStr for Address {
                 path if path.len() > SOCKET_MAX => {
                     Err(format!("the path of a socket has at most {SOCKET_MAX} bytes"))
                 }
-                path => Ok(Self::Unix(PathBuf::from(path))),
+                // Whoever finds it written down may be in another directory.
+                path => Ok(Self::Unix(match std::path::absolute(path) {
+                    Ok(whole) if whole.as_os_str().len() <= SOCKET_MAX => whole,
+                    _ => PathBuf::from(path),
+                })),
             };
         }
         match text.rsplit_once(':') {
@@ -210,6 +214,8 @@ mod tests {
         for text in ["", "unix:", "host", ":1", "host:x", "host:65536"] {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }
+        let whole = std::env::current_dir().unwrap().join("a");
+        assert_eq!("unix:a".parse::<Address>().unwrap(), Address::Unix(whole));
         let longest = format!("unix:/{}", "x".repeat(SOCKET_MAX - 1));
         assert_eq!(longest.parse::<Address>().unwrap().to_string(), longest);
         let why = format!("{longest}x").parse::<Address>().unwrap_err();
