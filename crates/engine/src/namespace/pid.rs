@@ -394,27 +394,29 @@ pub(crate) fn finish(tasks: &mut [Task], spaces: &Namespaces) -> Result<()> {
         // By its first task: the descriptors of this one are in place, and may have any number.
         let first = tasks[space.task].image.pid_at(image.depth());
         let first = u64::from(first.cast_unsigned());
-        let was_hidden = set_dumpable(tasks[space.task].remote()?, true)?;
+        let dumpable = syscall::prctl(libc::PR_GET_DUMPABLE, []);
+        let is_hidden = tasks[space.task].remote()?.call("PR_GET_DUMPABLE", dumpable)? == 0;
+        if is_hidden {
+            set_dumpable(tasks[space.task].remote()?, 1)?;
+        }
         let husk = tasks[task].remote()?;
         let pidfd = husk.call("pidfd_open", (libc::SYS_pidfd_open, [first, 0]))?;
         let entered =
             husk.call("setns", (libc::SYS_setns, [pidfd, NsKind::Pid.clone_flag()])).map(drop);
         husk.call("close", syscall::close(RemoteFd(pidfd)))?;
         entered?;
-        if was_hidden {
-            set_dumpable(tasks[space.task].remote()?, false)?;
+        if is_hidden {
+            set_dumpable(tasks[space.task].remote()?, 0)?;
         }
     }
     Ok(())
 }
 
-/// Whether others may look into a husk, as the kernel asks for a namespace of it; whether they could not before. By now it has its own
+/// Lets others look into a husk, or not: the kernel asks for that where one enters a namespace of another one. By now it has its own
 /// mounts and groups.
-fn set_dumpable(husk: &mut Tracee, is_dumpable: bool) -> Result<bool> {
-    let is_now = husk.call("PR_GET_DUMPABLE", syscall::prctl(libc::PR_GET_DUMPABLE, []))?;
-    let wanted = syscall::prctl(libc::PR_SET_DUMPABLE, [is_dumpable.into(), 0, 0]);
-    husk.call("PR_SET_DUMPABLE", wanted)?;
-    Ok(is_now == 0)
+fn set_dumpable(husk: &mut Tracee, value: u64) -> Result<()> {
+    let set = syscall::prctl(libc::PR_SET_DUMPABLE, [value, 0, 0]);
+    Ok(husk.call("PR_SET_DUMPABLE", set).map(drop)?)
 }
 
 #[cfg(test)]
