@@ -176,6 +176,7 @@ pub(crate) fn passed(opts: &Options) -> Result<Passed> {
     let own = i32::try_from(std::process::id()).unwrap_or_default();
     let status = proc::status(own)?;
     let set = |key: &str| status.number(key, 16).unwrap_or_default();
+    let (memory, swap) = memory();
     let mut passed = Passed {
         file_systems: opts.mounts.enable_fs.clone(),
         capabilities: Capabilities(set("CapPrm") & set("CapBnd")),
@@ -193,7 +194,8 @@ pub(crate) fn passed(opts: &Options) -> Result<Passed> {
         profiles_work: Path::new("/sys/kernel/security/apparmor").exists()
             || Path::new("/sys/fs/selinux/enforce").exists(),
         spec: opts.trust.spec.as_deref().cloned(),
-        memory: memory(),
+        memory,
+        swap,
         exists: Some(|path| Path::new(path).exists()),
         ..Passed::default()
     };
@@ -225,10 +227,11 @@ pub(crate) fn passed(opts: &Options) -> Result<Passed> {
     Ok(passed)
 }
 
-/// The memory of this host, in bytes.
-fn memory() -> u64 {
+/// The memory of this host, and its swap space, in bytes.
+fn memory() -> (u64, u64) {
     let info = rustix::system::sysinfo();
-    info.totalram.saturating_mul(info.mem_unit.into())
+    let bytes = |units: u64| units.saturating_mul(info.mem_unit.into());
+    (bytes(info.totalram), bytes(info.totalswap))
 }
 
 /// What anybody may have in the network namespaces that the caller gives.

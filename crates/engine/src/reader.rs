@@ -20,6 +20,7 @@ use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use torpor_images::ImageDir;
+use torpor_images::pagemap::page_size;
 use torpor_policy::collect::{self, SysctlValues, Values, collect, uses};
 use torpor_policy::ipc;
 use torpor_policy::{Passed, Request};
@@ -240,6 +241,8 @@ fn answer(line: &File, images: &ImageDir, passed: &Passed, limits: Limits) -> i3
     let _ = process::set_name(c"torpor-reader");
     let mut keep = images.pinned_descriptors();
     keep.push(line.as_raw_fd());
+    // The kernel is asked for it once, and there is no asking afterwards.
+    let _ = page_size();
     let told = match confine::confine(&keep, limits) {
         Ok(()) => with_default(NoSubscriber::default(), || tell(line, images, passed)),
         Err(error) => {

@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use torpor_images::proto::{CgSetEntry, CgroupEntry, CoreEntry};
 
 pub(crate) use devices::allowed;
+pub(crate) use limits::most_memory;
 pub(crate) use planned::check;
 pub use planned::{Group, Groups, Head, Owner, Property, Reading};
 

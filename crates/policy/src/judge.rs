@@ -20,7 +20,7 @@ use crate::rules::{Grant, Limit, Need, Policy, Rules, fits, is_below};
 use crate::runtime;
 use crate::seccomp::Profile;
 use crate::violation::Violation;
-use crate::words::LOCKED_MEMORY;
+use crate::words::{FILLED_MEMORY, LOCKED_MEMORY};
 
 /// Why a request is not allowed: the rule, and the reason.
 pub(crate) type Denial = (&'static str, String);
@@ -314,6 +314,12 @@ impl Rules {
             Ask::ReleaseAgent { .. } => {
                 denied(self.release_agent, false, "this host runs it with all rights")
                     .map(|why| ("cgroups.release-agent", why))
+            }
+            // No capability lifts the limit of a group.
+            Ask::Raise { name: FILLED_MEMORY, to } => {
+                let most = passed.most_memory();
+                let why = format!("the group of the container may have {most} bytes");
+                denied(self.raise, *to <= most.into(), &why).map(|why| ("limits.raise", why))
             }
             Ask::Raise { name, .. } => {
                 let capability = match *name {

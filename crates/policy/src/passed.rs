@@ -2,7 +2,7 @@
 
 use crate::capabilities::{Capabilities, number};
 use crate::collect::anybody::OpenNetwork;
-use crate::groups::Roots;
+use crate::groups::{Roots, most_memory};
 use crate::limits::NO_LOGIN;
 use crate::mount_options::{READ_ONLY, flags};
 use crate::namespace::NsKind;
@@ -65,6 +65,8 @@ pub struct Passed {
     pub spec: Option<Spec>,
     /// The memory of this host, in bytes.
     pub memory: u64,
+    /// Its swap space, likewise.
+    pub swap: u64,
     /// Whether there is a path of this host: of those that the configuration hides or protects, only these count.
     pub exists: Option<fn(&str) -> bool>,
 }
@@ -167,6 +169,13 @@ impl Passed {
     /// Whether the tasks could say themselves who has logged in: anybody may say it once.
     pub(crate) fn may_log_in(&self) -> bool {
         self.login == Some(NO_LOGIN) || self.grants_here(number::AUDIT_CONTROL)
+    }
+
+    /// How much memory the group of the container may have, with what is swapped out, in bytes: the highest number if the
+    /// configuration limits nothing.
+    pub(crate) fn most_memory(&self) -> u64 {
+        let limits = self.spec.as_ref().map(|spec| &spec.linux.resources);
+        limits.map_or(u64::MAX, |limits| most_memory(limits, self.swap))
     }
 
     /// Whether the configuration gives a setting this value.

@@ -28,6 +28,7 @@ const UNPRIVILEGED: &str = r#"{
     },
     "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}],
     "linux": {
+        "resources": {"memory": {"limit": 1073741824}},
         "seccomp": {"defaultAction": "SCMP_ACT_ERRNO"},
         "namespaces": [{"type": "pid"}, {"type": "network"}, {"type": "ipc"}, {"type": "uts"},
                        {"type": "mount"}]
@@ -50,6 +51,7 @@ const PRIVILEGED: &str = r#"{
     "linux": {
         "namespaces": [{"type": "pid"}, {"type": "mount"}],
         "devices": [{"path": "/dev/sda", "type": "b", "major": 8, "minor": 0}],
+        "resources": {"memory": {"limit": 1073741824}},
         "sysctl": {"net.ipv4.ip_forward": "1", "kernel.shmmax": "65536"}
     }
 }"#;
@@ -194,6 +196,10 @@ fn rows() -> Vec<(&'static str, Ask)> {
         ),
         ("another login than the caller's", Ask::Login(1000)),
         ("a limit above the caller's", Ask::Raise { name: "RLIMIT_NOFILE", to: 1 << 20 }),
+        (
+            "files of a tmpfs, files in memory and shared memory, more of them than its cgroup may have memory",
+            Ask::Raise { name: "file and shared memory", to: 1 << 40 },
+        ),
         ("real-time scheduling", Ask::Scheduling { text: text("SCHED_FIFO") }),
         ("a raw or packet socket", Ask::RawSocket { kind: "packet", file: 1, given: false }),
         ("a transparent proxy's socket", option("IP_TRANSPARENT of 1", 13, false)),

@@ -43,6 +43,27 @@ fn a_bundle_limits_foreign_images() {
     assert!(odd.contains("some runtimes take the key \"Process\""), "{odd}");
 }
 
+/// The restore fills a tmpfs, and what it fills need not count for the group of the container.
+#[test]
+fn memory_that_is_filled_is_no_more_than_the_container_may_have() {
+    let script = "mount -t tmpfs none /opt && head --bytes=3M /dev/urandom >/opt/rows
+                  truncate --size=1G /opt/holes";
+    let task = Asleep::new(&["--mount", "--propagation=private"], script);
+    let bundle = tempfile::tempdir().unwrap();
+    let audit = |limit: u64| {
+        let spec = format!(
+            r#"{{"ociVersion": "1.0.2", "linux": {{"resources": {{"memory": {{"limit": {limit}, "swap": {limit}}}}}}}}}"#
+        );
+        audited(&task, &bundle, &spec)
+    };
+    let refused = "file and shared memory of 3145728: the group of the container may have 2097152 \
+                   bytes (foreign.limits.raise)";
+    let said = audit(2 << 20);
+    assert!(said.contains(refused), "{said}");
+    let said = audit(3 << 20);
+    assert!(!said.contains("limits.raise"), "{said}");
+}
+
 /// The rights that a container has in a user namespace of its own count for nothing in this host's network.
 #[test]
 fn sockets_in_the_network_of_this_host() {

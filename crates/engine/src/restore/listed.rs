@@ -12,7 +12,7 @@
 use std::collections::{BTreeSet, HashSet};
 
 use torpor_images::{ImageDir, kind};
-use torpor_policy::collect::{check_references, powers as powers_of, shared};
+use torpor_policy::collect::{check_references, filled, powers as powers_of, shared};
 use torpor_policy::ghost::Ghost;
 use torpor_policy::memory::MemoryArea;
 use torpor_policy::{Ask, Credentials, OpenFile, Passed, PathFile, Request, SignalOwner, UserMaps};
@@ -105,6 +105,11 @@ fn missing(view: &View<'_>, plan: &[Request]) -> Result<Vec<Unlisted>> {
     networks(view, spaces, &mut things)?;
     limits_of_ipc(view, spaces, &mut things)?;
     archives(view, &mut things)?;
+    // What each archive makes is compared while it is unpacked, so the plan may say how much that is.
+    let checkpoint = reader::view(view.images, view.checkpoint);
+    if let Some(Request { image, task, ask }) = filled(&checkpoint, plan, view.passed)? {
+        things.expect(image, task, &ask);
+    }
     Ok(things.missing)
 }
 

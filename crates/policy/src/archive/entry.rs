@@ -1,5 +1,7 @@
 //! What an archive makes.
 
+use torpor_images::pagemap::page_size;
+
 use super::list::AccessList;
 use crate::device::Device;
 
@@ -10,6 +12,17 @@ pub struct Stretch {
     pub at: u64,
     /// How many bytes it has.
     pub len: u64,
+}
+
+impl Stretch {
+    /// How many pages it takes in memory.
+    pub(super) fn pages(&self) -> u64 {
+        let end = self.at.saturating_add(self.len);
+        match self.len {
+            0 => 0,
+            _ => end.div_ceil(page_size()) - self.at / page_size(),
+        }
+    }
 }
 
 /// What an entry makes.

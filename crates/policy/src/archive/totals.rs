@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::entry::{Entry, Make};
+use super::entry::{Entry, Make, Stretch};
 
 /// How much an archive makes below the directory that it fills.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -13,6 +13,8 @@ pub struct Totals {
     pub files: u64,
     /// How long these are together, with their holes.
     pub bytes: u64,
+    /// How many pages their data takes in memory, without holes.
+    pub pages: u64,
     /// Directories.
     pub directories: u64,
     /// Links, named pipes and devices.
@@ -22,10 +24,11 @@ pub struct Totals {
 impl Totals {
     /// Counts an entry, too.
     pub fn add(&mut self, entry: &Entry) {
-        match entry.make {
-            Make::File { size, .. } => {
+        match &entry.make {
+            Make::File { size, data } => {
                 self.files += 1;
-                self.bytes = self.bytes.saturating_add(size);
+                self.bytes = self.bytes.saturating_add(*size);
+                self.pages = data.iter().map(Stretch::pages).fold(self.pages, u64::saturating_add);
             }
             // The directory itself is there.
             Make::Directory if entry.path.is_empty() => {}
@@ -37,7 +40,7 @@ impl Totals {
 
 impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Totals { files, bytes, directories, others } = self;
+        let Totals { files, bytes, directories, others, .. } = self;
         write!(f, "{files} files of {bytes} bytes, {directories} directories, {others} others")
     }
 }

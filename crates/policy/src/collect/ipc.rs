@@ -44,13 +44,18 @@ pub(super) fn objects(
 }
 
 /// The namespaces in which something is made.
-fn spaces(checkpoint: &Checkpoint<'_>, passed: &Passed) -> Result<Vec<(u64, IpcSetup)>> {
+pub(super) fn made(checkpoint: &Checkpoint<'_>, passed: &Passed) -> impl Iterator<Item = u64> {
     // Nothing is made in one that is joined, which is the root task's.
     let root = checkpoint.tasks.first().and_then(|root| root.homes.own(NsKind::Ipc));
     let joined = root.filter(|_| passed.joins(NsKind::Ipc));
-    let made = checkpoint.namespaces(NsKind::Ipc).into_iter().filter(|id| Some(*id) != joined);
+    let all = checkpoint.namespaces(NsKind::Ipc).into_iter();
+    all.filter(move |id| Some(*id) != joined).map(u64::from)
+}
+
+/// What they have.
+fn spaces(checkpoint: &Checkpoint<'_>, passed: &Passed) -> Result<Vec<(u64, IpcSetup)>> {
     let mut spaces = vec![];
-    for id in made.map(u64::from) {
+    for id in made(checkpoint, passed) {
         spaces.extend(IpcSetup::read(checkpoint.images, id)?.map(|space| (id, space)));
     }
     Ok(spaces)

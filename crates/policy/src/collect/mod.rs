@@ -6,6 +6,7 @@
 pub(crate) mod anybody;
 pub(crate) mod checkpoint;
 mod files;
+mod filled;
 mod groups;
 mod ipc;
 mod limits;
@@ -32,6 +33,7 @@ pub use self::anybody::OpenNetwork;
 pub(crate) use self::checkpoint::Maps;
 pub use self::checkpoint::{Checkpoint, Task};
 use self::checkpoint::{KINDS, Requests};
+pub use self::filled::filled;
 pub use self::mounts::mounts;
 pub use self::references::check as check_references;
 pub use self::routing::{Addresses, comes_with_address, route, rule, texts};
@@ -79,6 +81,8 @@ pub fn collect(
     if !passed.empty_network {
         network::collect(checkpoint, settings, passed, &mut all)?;
     }
+    let filled = filled(checkpoint, &all.0, passed)?;
+    all.0.extend(filled);
     Ok(all.0)
 }
 

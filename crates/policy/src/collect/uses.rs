@@ -10,6 +10,7 @@
 //! | user namespaces below the root task's | `capabilities.use`, where this host keeps them for some (Debian, Ubuntu) |
 //! | locked mappings, pipes | `limits.raise`, above the limits |
 //! | mappings at the lowest addresses | `capabilities.use`, below `vm.mmap_min_addr` of this host |
+//! | files in memory, shared memory, files of a tmpfs | `limits.raise`, if they are more together than the group of the container may have (`filled.rs`) |
 //! | limits, OOM score, `PR_SET_IO_FLUSHER` | `limits.raise` (`limits.rs`) |
 //! | scheduling, nice values, priorities for I/O | `scheduling.allow` (`limits.rs`) |
 //! | processors, NUMA policy, timer slack, personality | nothing: any thread may choose |

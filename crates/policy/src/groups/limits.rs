@@ -125,6 +125,16 @@ fn of_memory(name: &str, value: &str, given: &Memory) -> Option<bool> {
     Some(is_above(value, limit))
 }
 
+/// How much memory a group may have that is limited so, with what is swapped out, in bytes, on a host with this much `swap`.
+pub(crate) fn most_memory(given: &Resources, swap: u64) -> u64 {
+    let file = |name| given.unified.get(name).and_then(|text| number(text));
+    let memory = file("memory.max").unwrap_or_else(|| most(given.memory.limit));
+    // What the configuration has is that of both together.
+    let both = most(given.memory.swap);
+    let swapped = file("memory.swap.max").unwrap_or(swap).min(swap);
+    both.min(memory.saturating_add(swapped))
+}
+
 fn of_processors(name: &str, value: &str, all: &[Property], given: &Cpu) -> Option<bool> {
     let shares = given.shares.filter(|&shares| shares > 0);
     Some(match name {
@@ -291,18 +301,42 @@ mod tests {
     use super::*;
     use crate::spec::Spec;
 
+    fn parsed(resources: &str) -> Resources {
+        let text = format!(r#"{{"ociVersion":"1.0.2","linux":{{"resources":{{{resources}}}}}}}"#);
+        Spec::parse(text.as_bytes()).unwrap().unwrap().linux.resources
+    }
+
     /// The files of a group with these values that give more than these resources.
     fn found(resources: &str, files: &[(&str, &str)], inside: bool) -> Vec<String> {
-        let text = format!(r#"{{"ociVersion":"1.0.2","linux":{{"resources":{{{resources}}}}}}}"#);
-        let spec = Spec::parse(text.as_bytes()).unwrap().unwrap();
         let property = |&(name, value): &(&str, &str)| Property {
             name: name.to_owned(),
             value: value.to_owned(),
             owner: None,
         };
         let all: Vec<_> = files.iter().map(property).collect();
-        let found = beyond(&all, &spec.linux.resources, inside);
+        let resources = parsed(resources);
+        let found = beyond(&all, &resources, inside);
         found.into_iter().map(|property| property.name.clone()).collect()
+    }
+
+    /// `swap` is what memory and swap are together, and no limit if it is none.
+    #[test]
+    fn memory_has_the_limits_of_both_kinds_of_configurations() {
+        for (resources, most) in [
+            ("", u64::MAX),
+            (r#""memory":{"limit":-1}"#, u64::MAX),
+            (r#""memory":{"limit":4096}"#, 4196),
+            (r#""memory":{"limit":4096,"swap":-1}"#, 4196),
+            (r#""memory":{"limit":4096,"swap":4096}"#, 4096),
+            (r#""memory":{"limit":4096,"swap":5000}"#, 4196),
+            (r#""memory":{"swap":5000}"#, 5000),
+            (r#""unified":{"memory.max":"8192"}"#, 8292),
+            (r#""unified":{"memory.max":"8192","memory.swap.max":"0"}"#, 8192),
+            (r#""unified":{"memory.max":"max"}"#, u64::MAX),
+            (r#""memory":{"limit":4096},"unified":{"memory.swap.max":"7"}"#, 4103),
+        ] {
+            assert_eq!(most_memory(&parsed(resources), 100), most, "{resources}");
+        }
     }
 
     /// A restore passes over files that this kernel does not have, which are those of one of the two.
