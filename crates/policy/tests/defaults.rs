@@ -158,6 +158,10 @@ fn rows() -> Vec<(&'static str, Ask)> {
             "a set-uid program in files that are made",
             Ask::SetUid { path: text("/x"), mode: 0o104_755, capabilities: false },
         ),
+        (
+            "an attribute of such a file that takes a capability (`trusted.…`, `security.…`)",
+            Ask::Use { text: text("an attribute"), capability: 21 },
+        ),
         ("fanotify as any program may", Ask::Fanotify { text: text("x"), plain: true }),
         ("fanotify with rights", Ask::Fanotify { text: text("x"), plain: false }),
         ("a path of this host, `/etc`", mount(From::Host("/etc".into()))),

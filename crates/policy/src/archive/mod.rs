@@ -16,6 +16,7 @@ use std::io::{self, Read};
 
 use flate2::read::MultiGzDecoder;
 
+use crate::capabilities::number::SYS_ADMIN;
 use crate::device::Device;
 use crate::request::Ask;
 
@@ -31,12 +32,19 @@ use self::pax::Extra;
 const MAX_CONTENT: u64 = 64 << 30;
 /// No header of names and attributes is larger, in bytes.
 const MAX_HEADER: u64 = 1 << 20;
+/// All entries together have no more attributes and lists, in bytes: whoever unpacks an archive keeps those of directories
+/// until the end, and an archive becomes a thousand times larger.
+const MAX_ATTRIBUTES: usize = 128 << 20;
 /// Bits of a mode: set-uid and set-gid.
 const SET_USER: u32 = libc::S_ISUID;
 const SET_GROUP: u32 = libc::S_ISGID;
 pub(crate) const SET_ID: u32 = SET_USER | SET_GROUP;
 /// The attribute that gives a program capabilities.
 const CAPABILITIES: &[u8] = b"security.capability";
+/// The label of SELinux: the owner of a file sets it, and what follows from it the rules of this host say.
+const LABEL: &[u8] = b"security.selinux";
+/// Attributes that no owner of a file can set: what other security modules go by, and overlays.
+const KEPT: [&[u8]; 2] = [b"security.", b"trusted."];
 
 /// The id on this host of a group, else of a user, of the archive.
 pub type Outside<'a> = &'a dyn Fn(bool, u32) -> u32;
@@ -56,13 +64,32 @@ impl Entry {
     /// What of it a policy limits: whose rights a program gives to anybody, too.
     #[must_use]
     pub fn asks(&self, outside: Outside<'_>) -> Vec<Ask> {
-        let Some(ask) = self.ask() else { return vec![] };
-        let mode = if matches!(ask, Ask::SetUid { .. }) { self.mode } else { 0 };
-        [ask].into_iter().chain(lent(mode, (self.uid, self.gid), outside)).collect()
+        let ask = self.ask();
+        let mode = if matches!(ask, Some(Ask::SetUid { .. })) { self.mode } else { 0 };
+        let lent = lent(mode, (self.uid, self.gid), outside);
+        ask.into_iter().chain(lent).chain(self.kept_attributes()).collect()
+    }
+
+    /// The attributes that whoever fills the file system could not set without a capability.
+    fn kept_attributes(&self) -> impl Iterator<Item = Ask> {
+        let names = self.attributes.iter().map(|(name, _)| name.as_slice());
+        let is_kept = |name: &&[u8]| {
+            let has_rule_of_its_own = [CAPABILITIES, LABEL].contains(name);
+            !has_rule_of_its_own && KEPT.iter().any(|kept| name.starts_with(kept))
+        };
+        names.filter(is_kept).map(|name| {
+            let text =
+                format!("the attribute {:?} of {:?}", String::from_utf8_lossy(name), self.shown());
+            Ask::Use { text, capability: SYS_ADMIN }
+        })
+    }
+
+    fn shown(&self) -> String {
+        format!("./{}", String::from_utf8_lossy(&self.path))
     }
 
     fn ask(&self) -> Option<Ask> {
-        let path = || format!("./{}", String::from_utf8_lossy(&self.path));
+        let path = || self.shown();
         let capabilities = self.attributes.iter().any(|(name, _)| name == CAPABILITIES);
         match self.make {
             // It marks what an overlay has removed, and anybody may make it: see mknod(2).
@@ -84,6 +111,8 @@ pub struct Archive<R: Read> {
     /// What is left of the data of the last entry, and of its last block.
     data: u64,
     padding: u64,
+    /// Bytes of attributes so far.
+    attributes: usize,
 }
 
 impl<R: Read> std::fmt::Debug for Archive<R> {
@@ -96,7 +125,7 @@ impl<R: Read> Archive<R> {
     /// Reads the compressed archive.
     pub fn new(archive: R) -> Self {
         let tar = MultiGzDecoder::new(archive).take(MAX_CONTENT);
-        Self { tar, data: 0, padding: 0 }
+        Self { tar, data: 0, padding: 0, attributes: 0 }
     }
 
     /// The next entry; `None` at the end. Data of the last one that was not read is left out.
@@ -107,7 +136,7 @@ impl<R: Read> Archive<R> {
     pub fn next(&mut self) -> Result<Option<Entry>> {
         self.skip(self.data)?;
         self.data = 0;
-        let mut extra = Extra::default();
+        let (mut extra, mut records) = (Extra::default(), None);
         loop {
             let padding = std::mem::take(&mut self.padding);
             self.skip(padding)?;
@@ -121,7 +150,14 @@ impl<R: Read> Archive<R> {
             check_sum(&header)?;
             let size = number(&header[124..136])?;
             match header[156] {
-                b'x' => extra.records(&self.text(size)?)?,
+                b'x' => {
+                    pax::once(&mut records, ())?;
+                    extra.records(&self.text(size)?)?;
+                    self.attributes += extra.attribute_bytes;
+                    if self.attributes > MAX_ATTRIBUTES {
+                        return Err("more attributes than an archive can have".to_owned());
+                    }
+                }
                 b'L' => pax::once(&mut extra.path, until_zero(&self.text(size)?).to_vec())?,
                 b'K' => pax::once(&mut extra.target, until_zero(&self.text(size)?).to_vec())?,
                 _ => return self.entry(&header, extra).map(Some),
@@ -186,7 +222,7 @@ impl<R: Read> Archive<R> {
             gid: extra.gid.map_or_else(|| small(116..124), Ok)?,
             modified: extra.modified.unwrap_or((seconds, 0)),
             lists: extra.lists()?,
-            attributes: extra.attributes,
+            attributes: extra.attributes.into_iter().collect(),
             path,
         })
     }

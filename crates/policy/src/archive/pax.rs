@@ -1,5 +1,7 @@
 //! Headers that say more of the next file (the format posix, and long names of the format gnu).
 
+use std::collections::BTreeMap;
+
 use super::field::{BLOCK, Result, until_zero};
 use super::list::{AccessList, LISTS};
 
@@ -15,8 +17,10 @@ pub(super) struct Extra {
     pub(super) uid: Option<u32>,
     pub(super) gid: Option<u32>,
     pub(super) modified: Option<(i64, u32)>,
-    pub(super) attributes: Vec<(Vec<u8>, Vec<u8>)>,
+    pub(super) attributes: BTreeMap<Vec<u8>, Vec<u8>>,
     lists: [Lists; 2],
+    /// What attributes and lists take, with their names.
+    pub(super) attribute_bytes: usize,
     pub(super) sparse: Option<Sparse>,
 }
 
@@ -88,19 +92,20 @@ impl Extra {
     }
 
     fn record(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        if key.starts_with(b"SCHILY.") {
+            self.attribute_bytes += key.len() + value.len();
+        }
         if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
             if let Some(list) = LISTS.iter().position(|list| list.as_bytes() == name) {
                 let value = AccessList::of_attribute(value)?;
                 return once(&mut self.lists[list].attribute, value);
             }
-            if name.is_empty()
-                || name.contains(&0)
-                || self.attributes.iter().any(|(n, _)| n == name)
+            let is_name = !name.is_empty() && !name.contains(&0);
+            return match is_name && self.attributes.insert(name.to_vec(), value.to_vec()).is_none()
             {
-                return Err("an attribute that is none, or there twice".to_owned());
-            }
-            self.attributes.push((name.to_vec(), value.to_vec()));
-            return Ok(());
+                true => Ok(()),
+                false => Err("an attribute that is none, or there twice".to_owned()),
+            };
         }
         let list = || String::from_utf8(value.to_vec()).map_err(|_| wrong());
         match key {

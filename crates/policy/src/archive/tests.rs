@@ -114,6 +114,69 @@ fn header(change: impl Fn(&mut [u8; BLOCK])) -> Vec<u8> {
     [&header[..], &[0; 1024]].concat()
 }
 
+/// A header of records before the file of the other header.
+fn with_records(records: &[u8], file: &[u8]) -> Vec<u8> {
+    let digits = format!("{:011o}", records.len());
+    let first = header(|h| {
+        h[156] = b'x';
+        h[124..135].copy_from_slice(digits.as_bytes());
+    });
+    let padded = [records, &vec![0; records.len().next_multiple_of(BLOCK) - records.len()]];
+    [&first[..BLOCK], &padded.concat(), file].concat()
+}
+
+/// A record of a header.
+fn record(key: &str, value: &[u8]) -> Vec<u8> {
+    let mut record = [b" ", key.as_bytes(), b"=", value, b"\n"].concat();
+    let digits = if record.len() + 2 < 100 { 2 } else { 3 };
+    record.splice(..0, (record.len() + digits).to_string().into_bytes());
+    record
+}
+
+/// What decides how a security module takes a program is no owner's to say, nor what an overlay makes of a directory.
+#[test]
+fn attributes_that_take_a_capability_are_found() {
+    let of = |name: &str| {
+        let records = record(&format!("SCHILY.xattr.{name}"), b"x");
+        let plain = header(|h| h[100..107].copy_from_slice(b"0000755"));
+        asks(&compressed(&with_records(&records, &plain))).unwrap()
+    };
+    for name in ["security.SMACK64EXEC", "security.ima", "trusted.overlay.redirect"] {
+        let text = format!("the attribute \"{name}\" of \"./file\"");
+        assert_eq!(of(name), [Ask::Use { text, capability: SYS_ADMIN }]);
+    }
+    for name in ["user.mime", "security.selinux", "security", "trustedly"] {
+        assert_eq!(of(name), [], "{name}");
+    }
+    assert!(matches!(of("security.capability")[..], [Ask::SetUid { .. }]));
+}
+
+/// An archive of some hundred kilobytes would fill the memory of whoever unpacks it: what directories are to have is kept
+/// until all is there.
+#[test]
+fn attributes_do_not_fill_memory() {
+    let large = vec![0; usize::try_from(MAX_HEADER).unwrap() - 100];
+    let digits = large.len().to_string().len();
+    let key = "SCHILY.xattr.user.x";
+    let length = digits + 1 + key.len() + 1 + large.len() + 1;
+    let records = [format!("{length} {key}=").as_bytes(), &large, b"\n"].concat();
+    let directory = header(|h| {
+        h[156] = b'5';
+        h[100..107].copy_from_slice(b"0000755");
+    });
+    let directory = with_records(&records, &directory[..BLOCK]);
+    let of = |directories: usize| {
+        let mut gz = flate2::write::GzEncoder::new(vec![], flate2::Compression::best());
+        (0..directories).for_each(|_| gz.write_all(&directory).unwrap());
+        gz.write_all(&[0; 2 * BLOCK]).unwrap();
+        let archive = gz.finish().unwrap();
+        assert!(archive.len() < 1 << 20, "{} bytes", archive.len());
+        asks(&archive)
+    };
+    assert_eq!(of(100), Ok(vec![]));
+    assert_eq!(of(129), Err("more attributes than an archive can have".to_owned()));
+}
+
 #[test]
 fn what_is_strange_is_said() {
     assert_eq!(asks(&compressed(&header(|_| {}))).unwrap().len(), 2);
@@ -140,6 +203,8 @@ fn what_is_strange_is_said() {
     strange(&header(|h| h[156] = b'7'), "type '7'");
     let end = [&header(|_| {})[..], &header(|_| {})[..]].concat();
     strange(&end, "goes on behind its end");
+    let twice = with_records(b"10 path=x\n", &with_records(b"14 mtime=1.25\n", &header(|_| {})));
+    strange(&twice, "says something twice");
     // Maps of holes: more data than there is, less, in disorder, beyond the end.
     let holes = |at: &[u8; 11], len: &[u8; 11], size: &[u8; 11], data: &[u8; 11]| {
         header(|h| {
@@ -178,12 +243,6 @@ fn records_are_read_strictly() {
 /// knows some.
 #[test]
 fn lists_have_numbers() {
-    let record = |key: &str, value: &[u8]| {
-        let mut record = [b" ", key.as_bytes(), b"=", value, b"\n"].concat();
-        let digits = if record.len() + 2 < 100 { 2 } else { 3 };
-        record.splice(..0, (record.len() + digits).to_string().into_bytes());
-        record
-    };
     let read = |records: &[&[u8]]| {
         let mut extra = Extra::default();
         extra.records(&records.concat())?;
@@ -271,16 +330,6 @@ fn a_library_loses_holes() {
 /// What two readers take for different things is an error here, and goes through there.
 #[test]
 fn a_library_takes_what_is_strange() {
-    /// A header of records before the file of the other header.
-    fn with_records(records: &[u8], file: &[u8]) -> Vec<u8> {
-        let digits = format!("{:011o}", records.len());
-        let first = header(|h| {
-            h[156] = b'x';
-            h[124..135].copy_from_slice(digits.as_bytes());
-        });
-        let padded = [records, &vec![0; records.len().next_multiple_of(BLOCK) - records.len()]];
-        [&first[..BLOCK], &padded.concat(), file].concat()
-    }
     let plain = header(|_| {});
     let upwards = header(|h| (h[156], h[157]) = (b'1', b'/'));
     for (tar, why) in [
