@@ -1,6 +1,7 @@
 //! Locks on files: read of their image once, listed, and taken. They are taken as any program takes
 //! them; a lease on a file of somebody else is judged when the file is open.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -62,6 +63,40 @@ pub enum LockMode {
     None = 2,
 }
 
+/// By what locks are taken: tasks, by their places among all, and the open files in their tables.
+#[derive(Debug, Default)]
+pub struct LockHolders {
+    tasks: HashMap<i32, (usize, TableNumber)>,
+    files: HashMap<(TableNumber, i32), u32>,
+}
+
+impl LockHolders {
+    /// Those of tasks. Of each `tasks` says the pid, the number of its table of descriptors, and what is in that, unless a task
+    /// before it has the same.
+    pub fn of<'t>(tasks: impl IntoIterator<Item = (u32, TableNumber, &'t [Descriptor])>) -> Self {
+        let mut all = Self::default();
+        for (place, (pid, table, fds)) in tasks.into_iter().enumerate() {
+            all.tasks.entry(pid.cast_signed()).or_insert((place, table));
+            for fd in fds {
+                all.files.entry((table, fd.fd.cast_signed())).or_insert(fd.file);
+            }
+        }
+        all
+    }
+
+    /// Which of the tasks takes a lock, and the number of the open file that it takes it through.
+    ///
+    /// # Errors
+    /// If it is of no task, or its task does not have its descriptor.
+    pub fn find(&self, lock: &FileLock) -> Result<(usize, u32)> {
+        let task = self.tasks.get(&lock.task);
+        let &(task, table) = task.ok_or_else(|| lock.invalid("is that of no task"))?;
+        let file = self.files.get(&(table, lock.fd));
+        let file = file.ok_or_else(|| lock.invalid("has no descriptor"))?;
+        Ok((task, *file))
+    }
+}
+
 impl FileLock {
     /// All that the images have.
     ///
@@ -81,24 +116,6 @@ impl FileLock {
             })
         };
         entries.iter().map(read).collect()
-    }
-
-    /// Which of the tasks takes it, and the number of the open file that it takes it through. Of each task `tasks` says the
-    /// pid, the number of its table of descriptors, and what is in that, unless a task before it has the same.
-    ///
-    /// # Errors
-    /// If it is of no task, or its task does not have its descriptor.
-    pub fn holder<'t>(
-        &self,
-        tasks: impl Iterator<Item = (u32, TableNumber, &'t [Descriptor])> + Clone,
-    ) -> Result<(usize, u32)> {
-        let mut all = tasks.clone().enumerate();
-        let own = all.find(|(_, (pid, ..))| pid.cast_signed() == self.task);
-        let (task, (_, table, _)) = own.ok_or_else(|| self.invalid("is that of no task"))?;
-        let shared = tasks.filter(|(_, other, _)| *other == table).flat_map(|(.., fds)| fds);
-        let mut shared = shared.filter(|fd| fd.fd.cast_signed() == self.fd);
-        let fd = shared.next().ok_or_else(|| self.invalid("has no descriptor"))?;
-        Ok((task, fd.file))
     }
 
     /// What is wrong with it in the images.
@@ -157,6 +174,26 @@ mod tests {
     fn lock(flag: u32, r#type: u32) -> Option<(LockKind, LockMode)> {
         let entry = FileLockEntry { flag, r#type, pid: 7, fd: 3, start: 0, len: 0 };
         FileLock::read(&entry).map(|lock| (lock.kind, lock.mode))
+    }
+
+    /// Images of a few megabytes have so many, and their reader has a minute.
+    #[test]
+    fn each_of_many_locks_has_its_task_and_file() {
+        const MANY: u32 = 200_000;
+        let table = TableNumber::of(5);
+        let fds: Vec<Descriptor> =
+            (0..MANY).map(|fd| Descriptor { fd, file: fd + 7, flags: 0 }).collect();
+        // The first that has the table has what is in it.
+        let holders = LockHolders::of([(1, table, &fds[..]), (2, table, &[])]);
+        let of = |task, fd| {
+            let (kind, mode) = (LockKind::Posix, LockMode::Read);
+            holders.find(&FileLock { task, fd, kind, mode, start: 0, len: 0 })
+        };
+        let all = (0..MANY).map(|fd| of(2, fd.cast_signed()).unwrap());
+        assert!(all.eq((0..MANY).map(|fd| (1, fd + 7))));
+        for (task, fd, why) in [(3, 0, "is that of no task"), (1, -1, "has no descriptor")] {
+            assert!(of(task, fd).unwrap_err().to_string().contains(why), "{task}, {fd}");
+        }
     }
 
     #[test]

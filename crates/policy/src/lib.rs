@@ -108,7 +108,7 @@ pub use descriptor::{Descriptor, DescriptorTable};
 pub use device::Device;
 pub use fifo::FifoEnd;
 pub use file_key::FileKey;
-pub use file_lock::{FileLock, LockKind, LockMode};
+pub use file_lock::{FileLock, LockHolders, LockKind, LockMode};
 pub use firewall::PacketFilter;
 pub use given::GivenNamespace;
 pub use given_file::GivenFile;

@@ -16,7 +16,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use torpor_images::proto::FileLockEntry;
 use torpor_images::{ImageDir, kind};
-use torpor_policy::{FileLock, LockKind, LockMode};
+use torpor_policy::{FileLock, LockHolders, LockKind, LockMode};
 use torpor_sys::fcntl::Owner;
 use torpor_tracee::Tracee;
 use torpor_tracee::syscall::{self, RemoteFd};
@@ -253,8 +253,9 @@ impl HeldLock {
     /// If one is of no task, or its task does not have its descriptor.
     pub(crate) fn all(locks: Vec<FileLock>, tasks: &[TaskImage]) -> Result<Vec<Self>> {
         let tasks = tasks.iter().map(|task| (task.tree.pid, task.sharing.table, &*task.fds));
+        let holders = LockHolders::of(tasks);
         let held = |lock: FileLock| {
-            let (task, file) = lock.holder(tasks.clone())?;
+            let (task, file) = holders.find(&lock)?;
             Ok(HeldLock { lock, task, file })
         };
         locks.into_iter().map(held).collect()

@@ -4,6 +4,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use torpor_images::kind;
+use torpor_images::proto::RegFileEntry;
 
 use super::checkpoint::{Checkpoint, Maps, Requests};
 use super::unlimited::owned;
@@ -86,17 +87,17 @@ fn opened_for_mappings(
 }
 
 fn ghosts(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Requests) -> Result<()> {
-    for (image, name, ghost) in Ghost::all(checkpoint.images, |file| name_of(checkpoint, file))? {
+    let paths = checkpoint.files.iter().filter_map(|entry| Some((entry.id, entry.reg.as_ref()?)));
+    let paths: HashMap<u32, &RegFileEntry> = paths.collect();
+    let name_of = |file: u32| {
+        let name = paths.get(&file).map(|reg| reg.name.as_slice());
+        String::from_utf8_lossy(name.unwrap_or_default()).into_owned()
+    };
+    for (image, name, ghost) in Ghost::all(checkpoint.images, name_of)? {
         owned(ghost.owner, maps, |ask| all.add(&*image, None, ask));
         ghost.asks(name).for_each(|ask| all.add(&*image, None, ask));
     }
     Ok(())
-}
-
-fn name_of(checkpoint: &Checkpoint<'_>, file: u32) -> String {
-    let entry = checkpoint.files.iter().find(|entry| entry.id == file);
-    let name = entry.and_then(|entry| entry.reg.as_ref()).map(|reg| reg.name.as_slice());
-    String::from_utf8_lossy(name.unwrap_or_default()).into_owned()
 }
 
 /// Files in memory that give whoever runs them the rights of another.

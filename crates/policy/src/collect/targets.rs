@@ -12,7 +12,7 @@ use super::checkpoint::{Checkpoint, Task};
 use crate::clock_times::ClockTimes;
 use crate::error::{Result, invalid};
 use crate::fifo::FifoEnd;
-use crate::file_lock::FileLock;
+use crate::file_lock::{FileLock, LockHolders};
 use crate::memory::{AreaKind, MemoryArea};
 use crate::memory_file::{MemoryFile, MemoryInode};
 use crate::namespace::NsKind;
@@ -30,6 +30,7 @@ pub(super) fn check(checkpoint: &Checkpoint<'_>) -> Result<()> {
     let known: BTreeSet<u32> = checkpoint.files.iter().map(|entry| entry.id).collect();
     let paths = checkpoint.files.iter().filter(|entry| entry.reg.is_some());
     let paths: BTreeSet<u32> = paths.map(|entry| entry.id).collect();
+    let processes = Processes::of(checkpoint);
     for entry in &checkpoint.files {
         let id = entry.id;
         if let Some(other) = watched(entry).find(|other| !known.contains(other)) {
@@ -40,7 +41,7 @@ pub(super) fn check(checkpoint: &Checkpoint<'_>) -> Result<()> {
         if fifo.is_some_and(|fifo| !paths.contains(&fifo.path)) {
             return invalid(image, format!("fifo {id} has no path"));
         }
-        if let Some(pid) = process_of(checkpoint, entry) {
+        if let Some(pid) = processes.missing(entry) {
             return invalid(image, format!("file {id} is of process {pid}, which is no task"));
         }
         if let Some(tun) = TunFile::of(entry) {
@@ -64,13 +65,28 @@ fn watched(entry: &FileEntry) -> impl Iterator<Item = u32> {
     watches.chain(inodes).chain(marks.filter_map(|mark| mark.torpor_file_id))
 }
 
-/// The process that an open file is of, if that is no task of the images.
-fn process_of(checkpoint: &Checkpoint<'_>, entry: &FileEntry) -> Option<i64> {
-    let is_task = |pid: i64| checkpoint.tasks.iter().any(|task| i64::from(task.pid) == pid);
-    let lives = |pid: u32| living(checkpoint, pid).is_some();
-    let process = Pidfd::of(entry).and_then(|pidfd| pidfd.process).map(i64::from);
-    let owner = Userfaultfd::of(entry).map(|faults| faults.pid).filter(|pid| !lives(*pid));
-    process.filter(|pid| !is_task(*pid)).or(owner.map(i64::from))
+/// The tasks of the images, of which there may be as many as there are files that are of them.
+struct Processes {
+    all: BTreeSet<i64>,
+    living: BTreeSet<u32>,
+}
+
+impl Processes {
+    fn of(checkpoint: &Checkpoint<'_>) -> Self {
+        let living = checkpoint.tasks.iter().filter(|task| !task.zombie);
+        Processes {
+            all: checkpoint.tasks.iter().map(|task| task.pid.into()).collect(),
+            living: living.map(|task| task.pid).collect(),
+        }
+    }
+
+    /// The process that an open file is of, if that is no task of the images.
+    fn missing(&self, entry: &FileEntry) -> Option<i64> {
+        let process = Pidfd::of(entry).and_then(|pidfd| pidfd.process).map(i64::from);
+        let owner = Userfaultfd::of(entry).map(|faults| faults.pid);
+        let owner = owner.filter(|pid| !self.living.contains(pid));
+        process.filter(|pid| !self.all.contains(pid)).or(owner.map(i64::from))
+    }
 }
 
 fn living<'c, 'a>(checkpoint: &'c Checkpoint<'a>, pid: u32) -> Option<&'c Task<'a>> {
@@ -128,8 +144,8 @@ fn terminals(checkpoint: &Checkpoint<'_>) -> Result<()> {
 
 fn locks(checkpoint: &Checkpoint<'_>) -> Result<()> {
     let tasks = checkpoint.tasks.iter().map(|task| (task.pid, task.table, task.fds));
-    let locks = FileLock::all(checkpoint.images)?;
-    locks.iter().try_for_each(|lock| lock.holder(tasks.clone()).map(drop))
+    let (holders, locks) = (LockHolders::of(tasks), FileLock::all(checkpoint.images)?);
+    locks.iter().try_for_each(|lock| holders.find(lock).map(drop))
 }
 
 /// Time namespaces that the root task does not live in: they have clocks, and are made by a task that lives.
