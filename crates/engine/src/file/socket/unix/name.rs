@@ -260,6 +260,10 @@ impl Bound {
 
     /// On a thread of its own; the status of the file of a socket that nobody had, if there was one before.
     fn bind(&self, socket: BorrowedFd<'_>, name: &[u8]) -> Result<Option<Stat>> {
+        if self.mode.is_some() {
+            // As soon as the file is there others could reach the socket by it.
+            rustix::process::umask(Mode::RWXG | Mode::RWXO);
+        }
         match self.bind_in(&self.dir, socket, name) {
             Err(Error::Os { source, .. })
                 if source.raw_os_error() == Some(libc::EROFS) && self.copy.is_some() =>
@@ -502,6 +506,24 @@ mod tests {
             assert_eq!(owner_and_mode(&at("secret")), before);
             std::fs::remove_file(at("socket")).unwrap();
             assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "a directory is left");
+        }
+    }
+
+    /// Whatever the restoring program's umask is.
+    #[test]
+    fn nobody_else_reaches_a_socket_before_its_file_has_its_mode() {
+        let dir = tempfile::tempdir().unwrap();
+        for (leaf, name) in [("one", &b"one\0"[..]), ("two", b"/elsewhere/name\0")] {
+            let place = place(dir.path(), leaf);
+            let socket = socket::socket(libc::AF_UNIX, libc::SOCK_DGRAM, 0).unwrap();
+            run_in(&[], || {
+                rustix::process::umask(Mode::empty());
+                place.bind(socket.as_fd(), name)
+            })
+            .unwrap();
+            assert_eq!(owner_and_mode(&dir.path().join(leaf)).2 & 0o077, 0, "{leaf}");
+            place.set_permissions(&socket::bound_file(socket.as_fd()).unwrap()).unwrap();
+            assert_eq!(owner_and_mode(&dir.path().join(leaf)), (4711, 4712, 0o622));
         }
     }
 
