@@ -212,7 +212,7 @@ impl GhostImage {
     }
 
     /// Sets owner, mode and times of the file: the owner before the mode, which a change of
-    /// owner could cut, and times last. Set-uid and set-gid come when its last name is gone.
+    /// owner could cut, and times last. What others may do with it comes when its last name is gone.
     ///
     /// # Errors
     /// If the file's owner, mode or times cannot be set.
@@ -222,7 +222,7 @@ impl GhostImage {
         let (uid, gid) = outside(maps, uid, gid);
         rustix::fs::chownat(file, "", uid, gid, AtFlags::EMPTY_PATH).context(what)?;
         if self.file_type() != FileType::Symlink {
-            let mode = Mode::from_raw_mode(self.ghost.permissions & 0o1777);
+            let mode = Mode::from_raw_mode(self.early_mode());
             rustix::fs::chmodat(CWD, through(file), mode, AtFlags::empty()).context(what)?;
         }
         let Some(times) = self.ghost.times else { return Ok(()) };
@@ -232,13 +232,19 @@ impl GhostImage {
         rustix::fs::utimensat(file, "", &times, AtFlags::EMPTY_PATH).context(what)
     }
 
-    /// The mode of a program that runs with the rights of its owner or group; `None` for all
-    /// else. As long as the file has a name, others on this host could start it by that: it
-    /// gets this mode when it has lost its name.
+    /// The mode as long as the file has a name, by which others on this host could open or start it, who could not when it
+    /// had none. A program is one only if somebody may run it; a directory has nothing in it.
+    fn early_mode(&self) -> u32 {
+        let mode = self.ghost.permissions;
+        let for_owner = if mode & 0o111 == 0 { mode & 0o600 } else { mode & 0o600 | 0o100 };
+        if self.file_type() == FileType::Directory { mode & 0o1777 } else { for_owner }
+    }
+
+    /// The mode that the file gets when it has lost its name; `None` if it has it already.
     pub(crate) fn late_mode(&self) -> Option<Mode> {
         let mode = self.ghost.permissions;
-        let set = self.file_type() != FileType::Symlink && mode & 0o6000 != 0;
-        set.then(|| Mode::from_raw_mode(mode))
+        let differs = self.file_type() != FileType::Symlink && mode != self.early_mode();
+        differs.then(|| Mode::from_raw_mode(mode))
     }
 }
 
@@ -250,10 +256,12 @@ fn through(file: BorrowedFd<'_>) -> String {
 /// Gives a file that has lost its name its mode. Nobody can give it another name any more.
 ///
 /// # Errors
-/// If it has a name, since somebody has given it another one meanwhile; if chmod(2) refuses it.
+/// If it is to run with the rights of its owner or group, and has a name, since somebody has given it another one meanwhile; if
+/// chmod(2) refuses it.
 pub(crate) fn set_mode(file: BorrowedFd<'_>, mode: Mode) -> Result<()> {
     let what = || "set the mode of an unlinked file".to_owned();
-    if rustix::fs::fstat(file).context(what)?.st_nlink > 0 {
+    let gives_rights = mode.intersects(Mode::SUID | Mode::SGID);
+    if gives_rights && rustix::fs::fstat(file).context(what)?.st_nlink > 0 {
         let why = "somebody has given an unlinked file a name, which is to run with the rights of its owner or group";
         return Err(Error::invalid("ghost-file", why));
     }
@@ -269,6 +277,7 @@ mod tests {
 
     use super::*;
     use crate::file::testing::{World, fdinfo, link};
+    use crate::restore::Restore;
 
     fn create(path: &PathBuf) -> File {
         File::options().read(true).write(true).create_new(true).mode(0o640).open(path).unwrap()
@@ -384,6 +393,33 @@ mod tests {
         fs::remove_file(&other).unwrap();
         set_mode(file.as_fd(), Mode::from_raw_mode(0o4755)).unwrap();
         assert_eq!(file.metadata().unwrap().mode() & 0o7777, 0o4755);
+    }
+
+    /// Whoever may look into the directory finds the name that it has for the moment.
+    #[test]
+    fn what_has_a_name_again_is_its_owners_alone() {
+        let world = World::new();
+        let modes = [0o666, 0o751, 0o011, 0o040];
+        let files = modes.map(|mode| {
+            let path = world.path("file");
+            let file = create(&path);
+            file.set_permissions(fs::Permissions::from_mode(mode)).unwrap();
+            fs::remove_file(&path).unwrap();
+            file
+        });
+        let entries = world.dump(&files).unwrap();
+        let ids: Vec<u32> = entries.iter().map(|entry| entry.id).collect();
+        let mut cx = Restore::into_this_process(&world.opts).unwrap();
+        let files = cx.open_all(&ids).unwrap();
+        let now = || {
+            let modes = files.iter().map(|file| rustix::fs::fstat(file).unwrap().st_mode & 0o7777);
+            modes.collect::<Vec<_>>()
+        };
+        assert_eq!(left_over(&world).len(), modes.len());
+        assert_eq!(now(), [0o600, 0o700, 0o100, 0]);
+        cx.temporary.succeed().unwrap();
+        assert!(left_over(&world).is_empty());
+        assert_eq!(now(), modes);
     }
 
     /// A directory that is made in one with this bit has it, too.

@@ -349,13 +349,14 @@ fn validate(cx: &Opener<'_>, file: &PathFile, opened: &OwnedFd) -> Result<()> {
         return differs("size", size.to_string(), now.to_string(), &advice);
     }
     let rights = if cx.files.skip_rwx_check { 0o777 } else { 0 };
-    // A ghost gets these bits when it has lost its name.
-    let late = if cx.temporary.is_ghost(file.id) { 0o6000 } else { 0 };
-    let rights = rights | late;
+    // A ghost gets its mode when it has lost its name, and has come out of the images.
+    let is_ghost = cx.temporary.is_ghost(file.id);
+    let rights = if is_ghost { 0o7777 } else { rights };
     if let Some(mode) = file.mode.filter(|&mode| mode & !rights != stat.st_mode & !rights) {
         return differs("mode", format!("{mode:o}"), format!("{:o}", stat.st_mode), "");
     }
-    if !file.build_id.is_empty() && cx.files.validation == FileValidation::BuildId {
+    let has_build_id = !file.build_id.is_empty() && !is_ghost;
+    if has_build_id && cx.files.validation == FileValidation::BuildId {
         // Nothing else has one, and to open a device can do something by itself.
         let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
         let now = match is_readable(file.flags) {
