@@ -46,7 +46,7 @@ impl Sender {
         if manner != Manner::Plain && !connection.is_torpor()? {
             manner = Manner::Plain;
         }
-        connection.give_up_after(patience)?;
+        connection.give_up_after(Some(patience))?;
         Ok(Self::over(connection, manner))
     }
 
@@ -62,7 +62,7 @@ impl Sender {
     pub(crate) fn connect_to_torpor(to: &PageServer, what: &str) -> Result<Self> {
         let mut sender = Self::over(Connection::connect(to)?, Manner::Plain);
         if sender.connection.is_torpor()? {
-            sender.connection.give_up_after(PATIENCE)?;
+            sender.connection.give_up_after(Some(PATIENCE))?;
             return Ok(sender);
         }
         let why = "its protocol has no place for such pages";

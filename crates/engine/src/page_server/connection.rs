@@ -166,13 +166,14 @@ impl Connection {
             .context(|| "setsockopt".to_owned())
     }
 
-    /// From now on reading and writing fail when the other end says nothing, or takes nothing, for so long.
+    /// From now on reading and writing fail when the other end says nothing, or takes nothing, for so long; they wait without
+    /// end if that is none.
     ///
     /// # Errors
     /// If the kernel refuses the time.
-    pub(super) fn give_up_after(&self, patience: Duration) -> Result<()> {
-        self.expect_words_within(Some(patience))?;
-        sockopt::set_socket_timeout(self, sockopt::Timeout::Send, Some(patience))
+    pub(super) fn give_up_after(&self, patience: Option<Duration>) -> Result<()> {
+        self.expect_words_within(patience)?;
+        sockopt::set_socket_timeout(self, sockopt::Timeout::Send, patience)
             .context(|| "setsockopt".to_owned())
     }
 

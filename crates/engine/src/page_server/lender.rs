@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{BufReader, Read, Write};
+use std::time::Duration;
 
 use torpor_images::compress::Compression;
 use torpor_images::packed::Packed;
@@ -10,7 +11,7 @@ use torpor_seal::transit::{SALT, Transit};
 use torpor_seal::{Checkpoint, Suite};
 
 use super::PAGE_LEN;
-use super::connection::{Connection, Listener};
+use super::connection::{Connection, Listener, PATIENCE};
 use super::protocol::{ASK, Command, Op, YES};
 use super::wire::{Manner, Outgoing, Sealing};
 use crate::error::{Context, Error, Result};
@@ -111,6 +112,8 @@ impl Loan<'_> {
                 Op::Greet => {
                     transit = self.greet(&command, &mut requests)?;
                     knows_images = true;
+                    // It may be stopped for as long as it likes.
+                    requests.get_ref().give_up_after(None)?;
                 }
                 Op::Get if self.seal.is_some() && transit.is_none() => {
                     return Err(wrong("nothing that shows it to restore sealed images"));
@@ -224,9 +227,16 @@ impl<'a> Lender<'a> {
     /// right certificate, keeps no restore waiting. It does not go on before [`Returned::answer`].
     ///
     /// # Errors
-    /// If no restore can connect; as [`Loan::serve`], also if the tasks were killed meanwhile.
+    /// If no restore can connect; as [`Loan::serve`], also if the tasks were killed meanwhile; if the first does not show which
+    /// images it restores, and is silent for ten minutes.
     pub fn serve(self, loan: Loan<'_>) -> Result<Returned> {
+        self.serve_within(loan, PATIENCE)
+    }
+
+    /// The same, for one that may be silent for `patience`.
+    pub(super) fn serve_within(self, loan: Loan<'_>, patience: Duration) -> Result<Returned> {
         let (connection, first) = self.listener.accept_first()?;
+        connection.give_up_after(Some(patience))?;
         loan.serve(connection, first)
     }
 }

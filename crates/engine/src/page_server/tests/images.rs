@@ -5,6 +5,7 @@ use std::time::Duration;
 use torpor_images::pagemap::PagemapWriter;
 use torpor_images::proto::InventoryEntry;
 
+use super::super::images::serve_images_within;
 use super::*;
 
 const FIRST: u64 = 0x5000;
@@ -29,6 +30,14 @@ fn images(dir: &Path) {
 
 /// Serves them at a port of this host to `client`.
 fn serve_to<T>(dir: &Path, client: impl FnOnce(&PageServer) -> T) -> (T, Result<()>) {
+    serve_patiently(dir, Duration::from_mins(1), client)
+}
+
+fn serve_patiently<T>(
+    dir: &Path,
+    patience: Duration,
+    client: impl FnOnce(&PageServer) -> T,
+) -> (T, Result<()>) {
     images(dir);
     let server = PageServer::default();
     let listener = Listener::new(&server).unwrap();
@@ -36,7 +45,7 @@ fn serve_to<T>(dir: &Path, client: impl FnOnce(&PageServer) -> T) -> (T, Result<
     std::thread::scope(|scope| {
         let served = scope.spawn(|| {
             let opts = Options { images_dir: dir.to_owned(), ..Options::default() };
-            serve_images(&opts, listener)
+            serve_images_within(&opts, listener, patience)
         });
         (client(&to), served.join().unwrap())
     })
@@ -121,4 +130,67 @@ fn a_restore_of_other_images_gets_nothing() {
     let asked = asked.unwrap_err().to_string();
     assert!(asked.contains("of other images than these"), "{asked}");
     assert!(served.unwrap_err().to_string().contains("the restore on the other end has failed"));
+}
+
+/// A client that has got the first page, which anybody can ask for, and says nothing more.
+fn stranger(to: &PageServer) -> TcpStream {
+    let mut socket = TcpStream::connect(("127.0.0.1", to.port)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let object = Some(Object { kind: kind::PAGEMAP, id: 7 });
+    let get = Command { op: Op::Get, flags: 0, pages: 1, vaddr: FIRST, object };
+    let mut said = vec![];
+    get.send(&mut said).unwrap();
+    socket.write_all(&said).unwrap();
+    socket.read_exact(&mut [0; Command::SIZE + 4096]).unwrap();
+    socket
+}
+
+/// Whether the server has let a client go.
+fn is_let_go(mut client: &TcpStream) -> bool {
+    client.read(&mut [0]).unwrap() == 0
+}
+
+/// However many come: they neither use up what the server has, nor keep it from coming to its end.
+#[test]
+fn strangers_that_stay_are_few_and_keep_nobody_waiting() {
+    let dir = tempfile::tempdir().unwrap();
+    let (strangers, served) = serve_to(dir.path(), |to| {
+        let mut pager = Borrower::connect(to, "seven", None).unwrap();
+        // One more than there is room for, beside the restore.
+        let strangers: Vec<TcpStream> = (0..64).map(|_| stranger(to)).collect();
+        assert!(is_let_go(&strangers[0]));
+        let mut buffer = Vec::new();
+        pager.ask(Request { id: 7, range: FIRST..FIRST + 0x1000 }).unwrap();
+        pager.flush().unwrap();
+        assert_eq!(pager.receive(&mut buffer).unwrap().range, FIRST..FIRST + 0x1000);
+        pager.close(&mut buffer).unwrap();
+        strangers
+    });
+    served.unwrap();
+    assert!(strangers.iter().all(is_let_go));
+}
+
+#[test]
+fn a_stranger_that_falls_silent_is_let_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let (gone, _) =
+        serve_patiently(dir.path(), Duration::from_millis(50), |to| is_let_go(&stranger(to)));
+    assert!(gone);
+}
+
+/// It may be stopped, and its host may sleep.
+#[test]
+fn a_restore_may_be_silent_for_as_long_as_it_likes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, served) = serve_patiently(dir.path(), Duration::from_millis(50), |to| {
+        let mut pager = Borrower::connect(to, "seven", None).unwrap();
+        // Until one that came later was let go for its silence.
+        assert!(is_let_go(&stranger(to)));
+        let mut buffer = Vec::new();
+        pager.ask(Request { id: 7, range: FIRST..FIRST + 0x1000 }).unwrap();
+        pager.flush().unwrap();
+        pager.receive(&mut buffer).unwrap();
+        pager.close(&mut buffer).unwrap();
+    });
+    served.unwrap();
 }

@@ -253,6 +253,23 @@ fn a_client_that_falls_silent_is_let_go() {
     }
 }
 
+/// The tasks of a lazy dump stand still until somebody has had all pages, be that a stranger who asks for one and no more.
+#[test]
+fn a_stranger_of_a_lazy_dump_that_falls_silent_is_let_go() {
+    let opts = lazy(PageServer::default());
+    let lender = Lender::prepare(&opts).unwrap().unwrap();
+    lender.listen().unwrap();
+    let mut client = TcpStream::connect(("127.0.0.1", lender.port().unwrap())).unwrap();
+    let mut said = vec![];
+    let get = Command { op: Op::Get, flags: 0, pages: 1, vaddr: 0x5000, object: Some(TASK) };
+    get.send(&mut said).unwrap();
+    client.write_all(&said).unwrap();
+    let lent = stock();
+    let loan = Loan { lent: &lent, id: "seven", seal: None, compress: None };
+    let given_up = lender.serve_within(loan, Duration::from_millis(50)).unwrap_err().to_string();
+    assert!(given_up.ends_with("the other end is silent"), "{given_up}");
+}
+
 /// A page server that takes a connection and says nothing does not keep a dump waiting.
 #[test]
 fn a_silent_server_is_given_up() {
