@@ -19,6 +19,7 @@ pub mod ipc;
 pub mod kcmp;
 pub mod keepalive;
 pub mod kernel_memory;
+pub mod landlock;
 pub mod mount;
 pub mod mqueue;
 pub mod notify;

@@ -9,6 +9,7 @@ use std::path::{Component, Path};
 
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
+use torpor_sys::landlock;
 use torpor_sys::rights::{FileRights, Limited};
 
 use crate::error::{Context, Error, Result};
@@ -207,7 +208,9 @@ impl Roots {
             .context(|| format!("open {}", String::from_utf8_lossy(path)))
     }
 
-    /// Opens what a path has led to. With `O_NOFOLLOW`, which a description keeps, it is opened by its path, as long as that leads there.
+    /// Opens what a path has led to. A description keeps `O_NOFOLLOW`, with which no link to a file is followed: then it is
+    /// opened by its path once more, on a thread that can open nothing else. Whoever may make devices there could have put one in
+    /// its place, and to open a device can do something by itself.
     fn open_found(
         &self,
         (mnt_id, path): PathAt<'_>,
@@ -216,15 +219,26 @@ impl Roots {
     ) -> Result<OwnedFd> {
         let what = || format!("open {}", String::from_utf8_lossy(path));
         let root = self.root_of_mount(mnt_id)?;
+        let stat = |file: &OwnedFd| rustix::fs::fstat(file).context(|| "fstat".to_owned());
+        let before = stat(found)?;
+        let is_dir = FileType::from_raw_mode(before.st_mode) == FileType::Directory;
         without_waiting(flags, |flags| {
-            if !flags.contains(OFlags::NOFOLLOW) {
-                let link = link_of(found);
+            if is_dir || !flags.contains(OFlags::NOFOLLOW) {
+                // With a slash at its end a link is followed.
+                let link = link_of(found) + if is_dir { "/" } else { "" };
                 return rustix::fs::open(link, flags | OFlags::CLOEXEC, Mode::empty())
                     .context(what);
             }
-            let opened = open_in(root, path, flags, Mode::empty()).context(what)?;
-            let stat = |file| rustix::fs::fstat(file).context(|| "fstat".to_owned());
-            match same_inode(&stat(found)?, &stat(&opened)?) {
+            if flags.contains(OFlags::RWMODE) {
+                // The thread would be asked for no right.
+                let mode = "a file that is open for neither reading nor writing, with O_NOFOLLOW";
+                return Err(Error::Unsupported(mode.to_owned()));
+            }
+            let opened = run_in(&[], || {
+                landlock::open_only(found.as_fd()).context(|| "Landlock".to_owned())?;
+                open_in(root, path, flags, Mode::empty()).context(what)
+            })?;
+            match same_inode(&before, &stat(&opened)?) {
                 true => Ok(opened),
                 false => Err(exchanged(path)),
             }
@@ -589,6 +603,39 @@ mod tests {
             let got = rustix::fs::fcntl_getfl(&opened).unwrap();
             assert!(is_opened() && got.contains(flags), "{got:?}");
         }
+    }
+
+    /// Whoever may write to its directory exchanges it when it was judged.
+    #[test]
+    fn what_takes_the_place_of_a_file_is_not_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        ["file", "other"].iter().for_each(|name| std::fs::write(at(name), name).unwrap());
+        std::fs::create_dir(at("dir")).unwrap();
+        let watch = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
+        add_watch(&watch, at("other"), WatchFlags::OPEN).unwrap();
+        let root = std::fs::File::open(dir.path()).unwrap().into();
+        let roots = Roots { by_ns: HashMap::from([(1, root)]), first: Some(1), ..Roots::default() };
+        let open = |path: &str, flags| {
+            roots.open_own((-1, path.as_bytes()), flags | OFlags::NOFOLLOW, |_| {
+                std::fs::rename(at(path), at("moved")).unwrap();
+                std::fs::rename(at("other"), at(path)).unwrap();
+                Ok(())
+            })
+        };
+        // The last of these is for neither reading nor writing.
+        for flags in [OFlags::RDONLY, OFlags::RDWR, OFlags::RWMODE] {
+            open("file", flags).unwrap_err();
+            std::fs::rename(at("file"), at("other")).unwrap();
+            std::fs::rename(at("moved"), at("file")).unwrap();
+        }
+        // That of a directory is not looked for again.
+        let opened = open("dir", OFlags::RDONLY).unwrap();
+        assert!(rustix::fs::fcntl_getfl(&opened).unwrap().contains(OFlags::NOFOLLOW));
+        let moved = rustix::fs::stat(at("moved")).unwrap();
+        assert!(same_inode(&rustix::fs::fstat(&opened).unwrap(), &moved));
+        let opened = rustix::io::read(&watch, &mut [0_u8; 4096]).is_ok();
+        assert!(!opened || !torpor_sys::process::has_landlock());
     }
 
     /// Capabilities in a user namespace are over what belongs to its ids, also where somebody may have each of these ids.
