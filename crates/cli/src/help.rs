@@ -21,7 +21,7 @@ use crate::failure::Failure;
 use crate::key::{self, KeyCommand};
 use crate::options::{Command, CommandInfo, GROUPS, Opt, Set};
 use crate::program::Name;
-use crate::{seal, worker};
+use crate::{policy, seal, worker};
 
 const ABOUT: &str =
     "Put running processes and containers to sleep in files, and wake them up again";
@@ -180,7 +180,9 @@ pub(crate) fn own_command(args: &[OsString]) -> Option<Result<ExitCode, Failure>
             audit::run(Form::Plan, &rest[1..])
         }
         "image" => {
-            let run = |command| torpor_crit::run(command, &seal::configured_identities());
+            let run = |command| {
+                torpor_crit::run(command, &seal::configured_identities(), &policy::made_here)
+            };
             carried_out(image_tree(), rest, run)
         }
         "key" => carried_out(key_tree(), rest, key::run),

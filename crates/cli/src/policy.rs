@@ -6,10 +6,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use torpor_images::ImageDir;
 use torpor_policy::{Policy, Spec};
 
 use crate::failure::Failure;
-use crate::options::Settings;
+use crate::options::{self, Settings};
 
 /// The policy of this machine.
 pub const FILE: &str = "/etc/torpor/policy.toml";
@@ -19,6 +20,17 @@ pub(crate) const HOST_KEY: &str = "/var/lib/torpor/host.key";
 const SPEC: &str = "config.json";
 /// No file of either kind is larger, in bytes.
 const MAX_SIZE: u64 = 16 << 20;
+
+/// Whether this machine has made images, and nobody has changed them since. Those of which it cannot be said are others'.
+pub(crate) fn made_here(images: &ImageDir) -> bool {
+    let mut settings = Settings::default();
+    let made_here = options::apply_defaults(&mut settings).is_ok()
+        && torpor_engine::made_here(&settings.engine, images).unwrap_or(false);
+    if !made_here {
+        tracing::debug!("{} has no mark of this machine", images.path().display());
+    }
+    made_here
+}
 
 /// Reads the policy that `settings` name: the file of `--policy`, or that of this machine
 /// if there is one, and then each `--policy-rule`.

@@ -17,7 +17,7 @@ use elf::ElfBytes;
 use elf::endian::LittleEndian;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use sleeper::{Client, Sleeper, criu, request, wait_until, write_script};
-use torpor_images::proto::{CoreEntry, CriuOpts, CriuReqType, StatsEntry};
+use torpor_images::proto::{CoreEntry, CriuOpts, CriuReqType, InventoryEntry, StatsEntry};
 use torpor_images::{ImageDir, kind};
 use torpor_sys::process::wait;
 
@@ -653,6 +653,41 @@ fn a_second_restore_with_a_file_of_a_given_name_says_why_it_fails() {
     assert!(!task.restore(&["-d"]).status().unwrap().success());
     let log = task.log("restore.log");
     assert!(log.contains("can be restored once only") && log.contains(gone.to_str().unwrap()));
+}
+
+/// Those of others could name what belongs to another checkpoint.
+#[test]
+fn only_images_of_this_host_have_names_removed_outside() {
+    let dir = tempfile::tempdir().unwrap();
+    let (gone, other) = (dir.path().join("gone"), dir.path().join("other"));
+    let file = fs::File::create(&gone).unwrap();
+    fs::hard_link(&gone, other).unwrap();
+    fs::remove_file(&gone).unwrap();
+    let task = Sleeper::start_with(&["sleep", "1000"], file.into());
+    task.put_to_sleep(&["--link-remap"]);
+    let changed = dir.path().join("changed");
+    fs::create_dir(&changed).unwrap();
+    for image in fs::read_dir(task.images()).unwrap().map(Result::unwrap) {
+        fs::copy(image.path(), changed.join(image.file_name())).unwrap();
+    }
+    let images = ImageDir::open(&changed).unwrap();
+    let inventory = images.inventory().unwrap();
+    let run_id = Some("another".to_owned());
+    let inventory = InventoryEntry { dump_criu_run_id: run_id, ..inventory };
+    images.write_one(kind::INVENTORY, 0, &inventory).unwrap();
+    // The other name of the file, and the one that the dump has given.
+    let names = || {
+        let names = fs::read_dir(dir.path()).unwrap().map(|name| name.unwrap());
+        names.filter(|name| name.file_type().unwrap().is_file()).count()
+    };
+    let discard = |images: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_torpor"));
+        assert!(command.args(["image", "discard", images]).status().unwrap().success());
+    };
+    discard(changed.to_str().unwrap());
+    assert_eq!(names(), 2);
+    discard(task.images());
+    assert_eq!(names(), 1);
 }
 
 /// Whoever restores may have fewer files open at once, as root's shells are set up, than the tree has.

@@ -11,7 +11,7 @@ use serde_json::{Map, Value as Json, json};
 use torpor_images::{ImageDir, Kind, Reader, kind};
 use torpor_seal::keys::Identities;
 
-use crate::discard::Discard;
+use crate::discard::{Discard, MadeHere};
 use crate::error::{Error, Result};
 use crate::explore::{What, explore, explored};
 use crate::image::{View, decode, decode_file, encode, entries, info, summary};
@@ -161,7 +161,11 @@ enum CritCommand {
 ///
 /// # Errors
 /// Images that are damaged or no key opens; files that cannot be read or written.
-pub fn run(command: ImageCommand, defaults: &Identities) -> Result<ExitCode> {
+pub fn run(
+    command: ImageCommand,
+    defaults: &Identities,
+    made_here: MadeHere<'_>,
+) -> Result<ExitCode> {
     let shown =
         |args: &Explore, what| explore_command(&args.dir, what, args.json, &args.keys, defaults);
     let out = &mut io::stdout();
@@ -175,7 +179,7 @@ pub fn run(command: ImageCommand, defaults: &Identities) -> Result<ExitCode> {
         ImageCommand::Mems(args) => shown(&args, What::Mems),
         ImageCommand::Rss(args) => shown(&args, What::Rss),
         ImageCommand::Rewrap(args) => args.run(defaults, out),
-        ImageCommand::Discard(args) => args.run(defaults, out),
+        ImageCommand::Discard(args) => args.run(defaults, made_here, out),
     })
 }
 

@@ -1,5 +1,6 @@
 //! A checkpoint that nobody wants any more: its images go, and with them the names that the dump has
-//! given to files that had none (`--link-remap`).
+//! given to files that had none (`--link-remap`). What images say outside of their directory counts only if this host has made
+//! them: others could name what belongs to another checkpoint.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -34,6 +35,9 @@ const END: &str = ".img";
 /// What names of tags of sealed pages begin with.
 const TAGS: &str = "pages-tags-";
 
+/// Whether this host has made images, and nobody has changed them since.
+pub type MadeHere<'a> = &'a dyn Fn(&ImageDir) -> bool;
+
 /// The arguments of `discard`.
 #[derive(Args, Debug)]
 pub struct Discard {
@@ -42,13 +46,16 @@ pub struct Discard {
     /// The root directory of the tasks, as it is seen here: that of a container's file system
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
-    /// Print a JSON object: the names that went, those that were not there, and the words of each command that it
-    /// takes to remove the lock of the network
+    /// Print a JSON object: the names that went, those that were not there, those that are left since this host has not made
+    /// the images, and the words of each command that it takes to remove the lock of the network
     #[arg(long)]
     json: bool,
     /// Leave the images, so that it can be asked again what removes the lock
     #[arg(long)]
     keep_images: bool,
+    /// Remove the names, and say what removes the lock, also of images that this host has not made
+    #[arg(long)]
+    trusted: bool,
     #[command(flatten)]
     keys: Keys,
 }
@@ -59,7 +66,12 @@ impl Discard {
     /// # Errors
     /// Images that are damaged or no key opens, or of which there are none; what cannot be removed. The images stay
     /// as long as a name does.
-    pub(crate) fn run(&self, defaults: &Identities, out: &mut impl Write) -> Result<()> {
+    pub(crate) fn run(
+        &self,
+        defaults: &Identities,
+        made_here: MadeHere<'_>,
+        out: &mut impl Write,
+    ) -> Result<()> {
         let images = sealed::open_dir(&self.dir, &self.keys.identities(defaults)?)?;
         let mut names = images.names()?;
         // Disks of virtual machines have names that end alike.
@@ -74,13 +86,17 @@ impl Discard {
         };
         let root = File::open(&self.root).map_err(io(&self.root))?;
         let said = io(Path::new("standard output"));
-        let (mut removed, mut missing) = (Vec::new(), Vec::new());
+        let is_believed = self.trusted || made_here(&images);
+        let (mut removed, mut missing, mut left) = (Vec::new(), Vec::new(), Vec::new());
         for name in given(&images)? {
             let path = self.root.join(Path::new(std::ffi::OsStr::from_bytes(&name)));
-            let (how, of) = match remove(&root, &name) {
-                Ok(()) => ("removed", &mut removed),
-                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => ("not there", &mut missing),
-                Err(error) => return Err(io(&path)(error.into())),
+            let (how, of) = match is_believed.then(|| remove(&root, &name)) {
+                None => ("left, since this host has not made these images (--trusted)", &mut left),
+                Some(Ok(())) => ("removed", &mut removed),
+                Some(Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP)) => {
+                    ("not there", &mut missing)
+                }
+                Some(Err(error)) => return Err(io(&path)(error.into())),
             };
             let path = path.display().to_string();
             if !self.json {
@@ -88,12 +104,15 @@ impl Discard {
             }
             of.push(path);
         }
-        let lock = locked(&images)?;
+        // A dump that was killed has left no more than a note, which has no mark.
+        let is_cut_off = !images.has(kind::INVENTORY, 0)?;
+        let lock = if is_believed || is_cut_off { locked(&images)? } else { vec![] };
         if !self.keep_images {
             names.iter().try_for_each(|name| images.remove(name))?;
         }
         if self.json {
-            let object = json!({ "removed": removed, "missing": missing, "unlock": lock });
+            let object =
+                json!({ "removed": removed, "missing": missing, "left": left, "unlock": lock });
             writeln!(out, "{}", to_string(&object, false)).map_err(said)?;
         } else if !lock.is_empty() {
             writeln!(out, "the network of its connections may be locked yet: {}", typed(&lock))
@@ -339,7 +358,7 @@ mod tests {
             let words = [&["discard", path, "--root", path][..], more].concat();
             let mut said = Vec::new();
             let line = DiscardLine::parse_from(words);
-            line.discard.run(&Identities::default(), &mut said).unwrap();
+            line.discard.run(&Identities::default(), &|_| true, &mut said).unwrap();
             String::from_utf8(said).unwrap()
         };
         let plain = |text: &str| text.trim_end().chars().all(|c| !c.is_control());

@@ -27,6 +27,7 @@ mod sealed;
 mod text;
 
 pub use command::{ImageCommand, crit, run};
+pub use discard::MadeHere;
 pub use error::{Error, Result};
 pub use explore::{What, explore, explored};
 pub use image::{View, decode, decode_file, encode, info};

@@ -41,9 +41,32 @@ fn discard(images: &std::path::Path, root: &std::path::Path) -> bool {
 }
 
 fn discard_with(options: &[&str], images: &std::path::Path, root: &std::path::Path) -> bool {
+    discard_of((images, true), options, root)
+}
+
+/// `images`, and whether this host has made them.
+fn discard_of(
+    (images, is_own): (&std::path::Path, bool),
+    options: &[&str],
+    root: &std::path::Path,
+) -> bool {
     let words = ["image", "discard", images.to_str().unwrap(), "--root", root.to_str().unwrap()];
-    let words = words.iter().chain(options);
-    torpor_crit::run(Command::parse_from(words).image, &Identities::default()).is_ok()
+    let command = Command::parse_from(words.iter().chain(options)).image;
+    torpor_crit::run(command, &Identities::default(), &|_| is_own).is_ok()
+}
+
+/// They could name what another checkpoint needs.
+#[test]
+fn no_name_goes_that_images_of_others_say() {
+    let root = tempfile::tempdir().unwrap();
+    let name = root.path().join("link_remap.1");
+    for (options, stays) in [(&[][..], true), (&["--trusted"], false)] {
+        fs::write(&name, "").unwrap();
+        let images = images(&["/link_remap.1"]);
+        assert!(discard_of((images.path(), false), options, root.path()));
+        assert_eq!(name.exists(), stays, "{options:?}");
+        assert_eq!(fs::read_dir(images.path()).unwrap().count(), 0);
+    }
 }
 
 /// Whoever removes the lock may be killed before that, and asks again.

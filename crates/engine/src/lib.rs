@@ -49,6 +49,7 @@ pub use dump::{Frozen, Session, Written, dump, pre_dump};
 pub use error::{ADVICE, Context, Error, Result};
 pub use external::External;
 pub use hooks::{Event, Hooks, NoHooks};
+pub use host::made_here;
 pub use judge::{Audit, audit};
 pub use memory::changes::Means;
 pub use namespace::mount::FuseServer;

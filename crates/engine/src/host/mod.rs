@@ -173,6 +173,15 @@ pub(crate) fn claim(
     }
 }
 
+/// Whether this host, whose key `opts` has, has made images, and nobody has changed them since, but for their pages.
+///
+/// # Errors
+/// Images that cannot be read.
+pub fn made_here(opts: &Options, images: &ImageDir) -> Result<bool> {
+    let Some(Ok(key)) = read_key(opts) else { return Ok(false) };
+    Ok(verified(&key, images, &images.inventory()?, opts.memory.workers())?.is_some())
+}
+
 /// Refuses to change what images build on that this host has made if it has not made these: whoever can make a link
 /// could have pages taken out of anybody's checkpoint.
 ///
@@ -330,7 +339,11 @@ mod tests {
         let opts = &with(Some(&key));
         let dir = temp.path().join("images");
         dump(opts, &dir, None, None);
-        let own = || is_own(opts, &dir);
+        let own = || {
+            let own = is_own(opts, &dir);
+            assert_eq!(made_here(opts, &ImageDir::open(&dir).unwrap()).unwrap(), own);
+            own
+        };
         assert!(own());
         // A second checkpoint, with the same key.
         dump(opts, &temp.path().join("second"), None, None);
