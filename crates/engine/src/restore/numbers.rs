@@ -50,6 +50,13 @@ impl Birthplace {
         own.min(self.pids.len() - usize::from(callers))
     }
 
+    /// Whether a process has one of the numbers, in a namespace further out.
+    fn is_taken_by(&self, cx: &Restore<'_>, other: &Tracee) -> Result<bool> {
+        let above = proc::status(cx.tasks[0].pid)?.ns_pids().len() - 1;
+        let now = proc::status(other.pid())?.ns_pids();
+        Ok(now.iter().skip(above).zip(self.pids.iter().rev()).any(|(now, wanted)| now == wanted))
+    }
+
     fn fits(&self, born: &Tracee) -> Result<bool> {
         let status = proc::thread_status(born.pid(), born.tid())?;
         let now: Vec<i32> = status.ns_pids().into_iter().rev().take(self.pids.len()).collect();
@@ -98,7 +105,15 @@ pub(super) fn spawn_within(
     place: &Birthplace,
 ) -> Result<Tracee> {
     // A task that is born as a sibling has the exit signal of the one that bears it.
-    let mut between = tree::actor(cx, from)?.spawn_child(flags, libc::SIGCHLD, &[])?;
+    let bear = |cx: &mut Restore<'_>| -> Result<Tracee> {
+        Ok(tree::actor(cx, from)?.spawn_child(flags, libc::SIGCHLD, &[])?)
+    };
+    let mut between = bear(cx)?;
+    // As long as it is there, the next one has another number.
+    while place.is_taken_by(cx, &between)? {
+        let next = bear(cx)?;
+        tree::end_child(cx, from, std::mem::replace(&mut between, next))?;
+    }
     enter(&cx.ns, &mut between)?;
     let new = if first { NsKind::Pid.clone_flag() } else { 0 };
     let flags = flags | new | libc::CLONE_PARENT as u64;
