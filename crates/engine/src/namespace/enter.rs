@@ -8,12 +8,16 @@ use torpor_tracee::syscall::{self, RemoteFd};
 use super::NsKind;
 use crate::error::{Context, Result};
 use crate::restore::transport::Transport;
+use crate::task::onlookers;
 
-/// Has a husk enter a namespace.
+/// Has a husk enter a namespace. Who lives in a user namespace already does not look into it.
 ///
 /// # Errors
 /// If the husk is gone, or setns(2) fails in it.
 pub(crate) fn send_into(husk: &mut Tracee, kind: NsKind, file: &OwnedFd) -> Result<()> {
+    if kind == NsKind::User {
+        onlookers::hide_or_show(husk)?;
+    }
     let mut transport = Transport::open(husk, 3)?;
     let mut batch = husk.batch();
     transport.send(&mut batch, &[file.as_fd()])?;
@@ -22,6 +26,8 @@ pub(crate) fn send_into(husk: &mut Tracee, kind: NsKind, file: &OwnedFd) -> Resu
     transport.close(&mut batch);
     match batch.run()?.first_error() {
         Some((_, e)) => Err(e).context(|| format!("entering {} namespace", kind.name())),
+        // Other rights than before have hidden it.
+        None if kind == NsKind::User => onlookers::hide_or_show(husk),
         None => Ok(()),
     }
 }

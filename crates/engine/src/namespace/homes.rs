@@ -21,7 +21,6 @@ use crate::options::{Given, JoinNs, Network};
 use crate::restore::bulk::Bulk;
 use crate::restore::image::TaskImage;
 use crate::restore::tasks::Task;
-use crate::task::{Script, hide};
 
 /// Kinds that a task can have of its own although its parent lives in another one.
 pub(super) const NESTED: [NsKind; 3] = [NsKind::Net, NsKind::Uts, NsKind::Ipc];
@@ -286,9 +285,6 @@ fn enter_joined(cx: &mut Homes<'_>) -> Result<()> {
         let file: OwnedFd = File::open(&join.file)
             .context(|| format!("open namespace {}", join.file.display()))?
             .into();
-        if kind == NsKind::User {
-            hide_root(cx)?;
-        }
         send_into(cx.tasks[0].remote()?, kind, &file)?;
         // An id of this host need not have a name there.
         if kind == NsKind::User {
@@ -310,14 +306,6 @@ fn enter_joined(cx: &mut Homes<'_>) -> Result<()> {
         return Err(Error::invalid(join.file.display().to_string(), reason));
     }
     Ok(())
-}
-
-/// Keeps others out of the memory of the root husk. Whoever lives in the same user namespace, sees it, and may trace there could have it
-/// do what it may: until it has its own mounts it sees those of this host.
-fn hide_root(cx: &mut Homes<'_>) -> Result<()> {
-    let mut script = Script::new(cx.tasks[0].remote()?);
-    hide(&mut script);
-    script.run().map(drop)
 }
 
 /// Opens the network namespaces that `--external` left to the caller.

@@ -2,6 +2,7 @@
 //!
 //! A helper, a child of the root husk that enters the namespace above, makes each before anybody is
 //! born, with the net, UTS and IPC namespaces that it owns. A task that lives there enters it at birth.
+//! Who may look into them meanwhile: [`onlookers`].
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -20,10 +21,10 @@ use crate::dump::tasks::Task;
 use crate::error::{About, Context, Error, Result};
 use crate::proc;
 use crate::restore::image::TaskImage;
-use crate::restore::process::{reap, with_process};
+use crate::restore::process::{reap, with_process, with_thread};
 use crate::restore::tasks;
 use crate::restore::transport::Transport;
-use crate::task::{Script, creds, hide};
+use crate::task::{Script, creds, onlookers};
 
 impl Namespaces {
     /// A user namespace below that of the root task.
@@ -257,16 +258,11 @@ pub(super) fn make(cx: &mut Homes<'_>) -> Result<()> {
         let above = parent.map(|parent| cx.spaces.user_file(parent)).transpose()?;
         let ids = parent.and_then(|parent| cx.spaces.nested_user(parent));
         let ids = ids.map_or_else(IdMaps::identity, |above| above.maps.clone());
+        let group = if parent.is_some() { ids.last_group() } else { cx.id_maps.last_group() };
         let spaces = &mut *cx.spaces;
-        let root = cx.id_maps;
-        with_process(cx.tasks[0].remote()?, None, |maker| {
-            leave_groups(maker)?;
-            if let Some(above) = &above {
-                send_into(maker, NsKind::User, above)?;
-            }
-            let group = if parent.is_some() { ids.last_group() } else { root.last_group() };
-            let stays_hidden = parent.is_none() && root.known().is_none() && opens_all();
-            make_one(maker, spaces, index, (&ids, group, stays_hidden))
+        with_process(cx.tasks[0].remote()?, None, |opener| {
+            prepare(opener, above.as_ref())?;
+            make_one(opener, spaces, index, (&ids, group))
         })
         .about(|| format!("user namespace {number}"))?;
         let file = cx.spaces.user_file(number)?;
@@ -277,22 +273,20 @@ pub(super) fn make(cx: &mut Homes<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Whether processes with the capabilities of this one open what is root's.
-fn opens_all() -> bool {
-    /// `CAP_DAC_OVERRIDE`.
-    const DAC_OVERRIDE: u32 = 1;
-    let status = proc::status(std::process::id().cast_signed());
-    let effective = status.ok().and_then(|status| status.number("CapEff", 16));
-    effective.is_some_and(|set| set >> DAC_OVERRIDE & 1 == 1)
+/// Has a process live in the namespace above, if that is not its own. It keeps the user that it is: what is hidden belongs to that one
+/// in `/proc`.
+fn prepare(opener: &mut Tracee, above: Option<&OwnedFd>) -> Result<()> {
+    onlookers::hide_or_show(opener)?;
+    leave_groups(opener)?;
+    above.map_or(Ok(()), |above| send_into(opener, NsKind::User, above))
 }
 
-/// Has `maker`, which lives in the namespace above, whose ids are `ids`, make one. It is one of a group, and may stay hidden from others
-/// if it can open the files of such a process.
+/// Has `opener`, which lives in the namespace above, whose ids are `ids`, make one, as one of a group.
 fn make_one(
-    maker: &mut Tracee,
+    opener: &mut Tracee,
     spaces: &mut Namespaces,
     index: usize,
-    (ids, group, stays_hidden): (&IdMaps, Option<u32>, bool),
+    (ids, group): (&IdMaps, Option<u32>),
 ) -> Result<()> {
     let Namespaces { all, users, .. } = spaces;
     let user = &mut users[index];
@@ -301,15 +295,9 @@ fn make_one(
     })?;
     let owner = ids.uid_inside(user.owner);
     let owner = owner.ok_or_else(|| invalid(user.number, "its owner has no id above"))?;
-    become_maker(maker, owner, group)?;
-    let mut script = Script::new(maker);
-    if !stays_hidden || !hide(&mut script) {
-        be_dumpable(&mut script);
-    }
-    script.run()?;
-    let mut first = maker.spawn_child(NsKind::User.clone_flag(), 0, &[])?;
+    let mut first = bear_first(opener, owner, group)?;
     let pid = first.pid();
-    write_maps(maker, pid, user.denies_groups, &maps)?;
+    write_maps(opener, &mut first, user.denies_groups, &maps)?;
     user.file = Some(open_of(pid, NsKind::User)?);
     for ns in all.iter_mut().filter(|ns| user.owned.contains(&ns.id) && NESTED.contains(&ns.kind)) {
         let what = format!("unshare {} namespace", ns.kind.name());
@@ -317,7 +305,16 @@ fn make_one(
         ns.file = Some(open_of(pid, ns.kind)?);
     }
     first.exit_with(0)?;
-    reap(maker)
+    reap(opener)
+}
+
+/// The first process in a new user namespace, which has no ids yet. A thread of `opener` becomes the user who makes it.
+fn bear_first(opener: &mut Tracee, owner: u32, group: Option<u32>) -> Result<Tracee> {
+    with_thread(opener, |maker| {
+        become_maker(maker, owner, group)?;
+        onlookers::hide_or_show(maker)?;
+        Ok(maker.spawn_child(NsKind::User.clone_flag(), 0, &[])?)
+    })
 }
 
 /// Takes the groups of this program from a maker of user namespaces, before it enters one that denies that. The user who has made one
@@ -351,30 +348,39 @@ fn keep_capabilities(script: &mut Script<'_>) {
     );
 }
 
-/// Files in `/proc` of a process that is not dumpable belong to the root user.
-fn be_dumpable(script: &mut Script<'_>) {
-    script.prctl("PR_SET_DUMPABLE", libc::PR_SET_DUMPABLE, 1);
-}
-
-/// Writes what the user namespace of process `pid` is to be, from within the one above: nobody
+/// Writes what the user namespace of `first` is to be, from within the one above: nobody
 /// else may, and so it cannot get more than that has.
-fn write_maps(maker: &mut Tracee, pid: i32, denies_groups: bool, maps: &IdMaps) -> Result<()> {
-    let path = format!("/proc/{pid}");
+fn write_maps(
+    opener: &mut Tracee,
+    first: &mut Tracee,
+    denies_groups: bool,
+    maps: &IdMaps,
+) -> Result<()> {
+    let path = format!("/proc/{}", first.pid());
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = rustix::fs::open(&path, flags, Mode::empty()).context(|| format!("open {path}"))?;
-    let mut transport = Transport::open(maker, 3)?;
-    let mut batch = maker.batch();
+    let mut transport = Transport::open(opener, 3)?;
+    let mut batch = opener.batch();
+    // The directory is 0 there, and each file is 1.
     transport.send(&mut batch, &[dir.as_fd()])?;
-    batch.run()?;
+    let file = batch.cstr("uid_map").0;
+    let (write, rights) = (libc::W_OK.cast_unsigned().into(), libc::AT_EACCESS as u64);
+    let may_open = batch.call((libc::SYS_faccessat2, [0, file, write, rights]));
+    if batch.run()?.result(may_open).is_err() {
+        // It is another user than the one of this program in a namespace that is given, or one from whom the procfs hides it
+        // (hidepid).
+        let mut script = Script::new(first);
+        onlookers::show(&mut script);
+        script.run()?;
+    }
     let [users, groups] = maps.texts();
     let deny = if denies_groups { "deny" } else { "" };
     for (name, text) in [("setgroups", deny), ("uid_map", &users), ("gid_map", &groups)] {
         if text.is_empty() {
             continue;
         }
-        let mut script = Script::new(maker);
+        let mut script = Script::new(opener);
         let at = script.cstr(name);
-        // The directory is 0, and this is 1.
         let file = syscall::openat(RemoteFd(0), at, OFlags::WRONLY, Mode::empty());
         script.step(format!("open {name}"), file);
         let bytes = script.bytes(text.as_bytes()).0;
@@ -383,7 +389,7 @@ fn write_maps(maker: &mut Tracee, pid: i32, denies_groups: bool, maps: &IdMaps) 
         script.step("close", syscall::close(RemoteFd(1)));
         script.run()?;
     }
-    let mut batch = maker.batch();
+    let mut batch = opener.batch();
     batch.call(syscall::close(RemoteFd(0)));
     transport.close(&mut batch);
     batch.run()?;
@@ -441,9 +447,9 @@ pub(crate) fn enter(task: &mut tasks::Task, spaces: &Namespaces, now: Option<u32
 pub(crate) fn follow(process: &mut Tracee, task: &TaskImage, spaces: &Namespaces) -> Result<()> {
     let Some(own) = spaces.nested_user_of(&task.homes) else { return Ok(()) };
     enter_as(process, spaces, (None, own), task.rights())?;
-    // A process that changes its ids hides what it has.
-    process.call("PR_SET_DUMPABLE", syscall::prctl(libc::PR_SET_DUMPABLE, [1, 0, 0]))?;
-    Ok(())
+    let mut script = Script::new(process);
+    onlookers::show(&mut script);
+    script.run().map(drop)
 }
 
 /// Moves a husk from user namespace `now` to `next`. Its ids and groups come first: inside there need
@@ -477,17 +483,7 @@ pub(crate) fn enter_as(
         }
         script.run()?;
     }
-    // The user who has made it may not look into what is no task yet.
-    let mut script = Script::new(husk);
-    let is_hidden = hide(&mut script);
-    script.run()?;
-    send_into(husk, NsKind::User, &file)?;
-    if is_hidden {
-        return Ok(());
-    }
-    let mut script = Script::new(husk);
-    be_dumpable(&mut script);
-    script.run().map(drop)
+    send_into(husk, NsKind::User, &file)
 }
 
 /// The names of four ids, if they all have one.
@@ -542,6 +538,9 @@ pub(crate) fn verify(tasks: &[tasks::Task], spaces: &Namespaces, root_ids: &IdMa
 
 #[cfg(test)]
 mod tests {
+    use torpor_policy::{IdExtent, UserMaps};
+    use torpor_tracee::Birth;
+
     use super::*;
 
     /// Whoever has made a user namespace looks into what is born there.
@@ -558,5 +557,95 @@ mod tests {
         // The last one of this host.
         assert_eq!(status.numbers("Gid", 10), [0xffff_fffe; 4]);
         assert!(status.numbers("Groups", 10).is_empty());
+    }
+
+    /// Only id 0 inside, which is id `lower` above.
+    fn only(lower: u32) -> IdMaps {
+        let ids = || vec![IdExtent::new(0, lower, 1).unwrap()];
+        IdMaps::new(UserMaps { users: ids(), groups: ids() })
+    }
+
+    fn is_hidden(husk: &mut Tracee) -> bool {
+        let dumpable = syscall::prctl(libc::PR_GET_DUMPABLE, []);
+        husk.call("PR_GET_DUMPABLE", dumpable).unwrap() == 0
+    }
+
+    /// User 4711 has made the upper one, and so has all rights over who makes one in it and who is born there: with this host's
+    /// mounts in view, and the keys of this program.
+    #[test]
+    fn nobody_looks_into_who_makes_namespaces_below_one_another() {
+        let (mut root, _pidfd) = Tracee::spawn_husk(0, &[]).unwrap();
+        let mut above = None;
+        for id in [4711, 0] {
+            let made = with_process(&mut root, None, |opener| {
+                prepare(opener, above.as_ref())?;
+                let mut first = bear_first(opener, id, Some(id))?;
+                assert!(is_hidden(opener) && is_hidden(&mut first), "owner {id}");
+                write_maps(opener, &mut first, true, &only(id))?;
+                assert!(is_hidden(opener) && is_hidden(&mut first), "owner {id}");
+                assert_eq!(IdMaps::of(first.pid())?, only(4711));
+                let file = open_of(first.pid(), NsKind::User)?;
+                assert_eq!(ns::maker(file.as_fd()).unwrap(), 4711);
+                first.exit_with(0)?;
+                reap(opener)?;
+                Ok(file)
+            });
+            above = Some(made.unwrap());
+        }
+        root.exit_with(0).unwrap();
+    }
+
+    /// Others who are root, without capabilities in another container perhaps, have all rights in what root has made.
+    #[test]
+    fn nobody_looks_into_who_makes_something_for_its_owner() {
+        let (mut husk, _pidfd) = Tracee::spawn_husk(0, &[]).unwrap();
+        let (resident, _pidfd) = Tracee::spawn_husk(NsKind::User.clone_flag(), &[]).unwrap();
+        let file = open_of(resident.pid(), NsKind::User).unwrap();
+        let user = NestedUser {
+            number: 1,
+            parent: None,
+            owner: 0,
+            denies_groups: false,
+            owned: vec![2],
+            maps: IdMaps::new(UserMaps::default()),
+            file: Some(file),
+        };
+        let spaces = Namespaces { users: vec![user], ..Namespaces::default() };
+        assert!(!is_hidden(&mut husk));
+        let hidden = as_owner(&mut husk, &spaces, (None, 2), |child| Ok(is_hidden(child)));
+        assert!(hidden.unwrap());
+        assert!(!is_hidden(&mut husk));
+        husk.exit_with(0).unwrap();
+        resident.exit_with(0).unwrap();
+    }
+
+    /// The root of a namespace that is given (`--join-ns`) is another user than the one to whom what is hidden belongs in procfs.
+    #[test]
+    fn maps_are_written_from_within_a_namespace_that_is_given() {
+        let ids = || vec![IdExtent::new(0, 70_000, 1000).unwrap()];
+        let maps = IdMaps::new(UserMaps { users: ids(), groups: ids() });
+        let birth = Birth {
+            flags: NsKind::User.clone_flag(),
+            set_tid: &[],
+            before: &|| Ok(()),
+            prepare: &|pid| maps.apply(pid),
+        };
+        let (resident, _pidfd) = Tracee::bear(&birth).unwrap();
+        let given = open_of(resident.pid(), NsKind::User).unwrap();
+        let (mut root, _pidfd) = Tracee::spawn_husk(0, &[]).unwrap();
+        send_into(&mut root, NsKind::User, &given).unwrap();
+        become_maker(&mut root, 0, Some(0)).unwrap();
+        let written = with_process(&mut root, None, |opener| {
+            prepare(opener, None)?;
+            let mut first = bear_first(opener, 1, Some(1))?;
+            write_maps(opener, &mut first, true, &only(1))?;
+            let written = IdMaps::of(first.pid())?;
+            first.exit_with(0)?;
+            reap(opener)?;
+            Ok(written)
+        });
+        assert_eq!(written.unwrap(), only(70_001));
+        root.exit_with(0).unwrap();
+        resident.exit_with(0).unwrap();
     }
 }

@@ -14,8 +14,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use torpor_images::proto::{PidnsEntry, TorporNestedEntry};
 use torpor_images::{ImageDir, kind};
 use torpor_policy::PID_MAX;
-use torpor_tracee::Tracee;
-use torpor_tracee::syscall::{self, RemoteFd};
+use torpor_tracee::syscall;
 
 use super::{Namespace, Namespaces, NsKind, external};
 use crate::dump::pids::Pids;
@@ -26,6 +25,7 @@ use crate::options::InheritFd;
 use crate::proc::{self, Status};
 use crate::restore::image::TaskImage;
 use crate::restore::tasks::Task;
+use crate::restore::transport::Transport;
 
 /// The number of the first process of a namespace.
 const FIRST: i32 = 1;
@@ -380,43 +380,27 @@ pub(crate) fn own_group(task: &TaskImage) -> Option<u32> {
 /// Has the children of tasks be born where they were to be.
 ///
 /// # Errors
-/// If the images have no such namespace; if its first task has ended, or a husk may not enter it.
+/// If the images have no such namespace; if a husk may not enter it, or has no room for descriptors.
 pub(crate) fn finish(tasks: &mut [Task], spaces: &Namespaces) -> Result<()> {
-    for task in 0..tasks.len() {
-        let image = &tasks[task].image;
+    for task in tasks {
+        let image = &task.image;
         let wanted = image.nested(0).and_then(|nested| nested.for_children);
-        let Some(id) = wanted.filter(|_| !tasks[task].threads.is_empty()) else { continue };
+        let Some(id) = wanted.filter(|_| !task.threads.is_empty()) else { continue };
         let space = spaces.by_id(id).filter(|space| space.kind == NsKind::Pid);
         let space = space.ok_or_else(|| {
             let image = kind::CORE.file_name(image.tree.pid.into());
             Error::invalid(image, format!("there is no pid namespace {id}"))
         })?;
-        // By its first task: the descriptors of this one are in place, and may have any number.
-        let first = tasks[space.task].image.pid_at(image.depth());
-        let first = u64::from(first.cast_unsigned());
-        let dumpable = syscall::prctl(libc::PR_GET_DUMPABLE, []);
-        let is_hidden = tasks[space.task].remote()?.call("PR_GET_DUMPABLE", dumpable)? == 0;
-        if is_hidden {
-            set_dumpable(tasks[space.task].remote()?, 1)?;
-        }
-        let husk = tasks[task].remote()?;
-        let pidfd = husk.call("pidfd_open", (libc::SYS_pidfd_open, [first, 0]))?;
+        let file = spaces.open_file(space.id)?;
+        // Its own descriptors are in place, and may have any number.
+        let husk = task.remote()?;
+        let lent = Transport::lend(husk, file)?;
         let entered =
-            husk.call("setns", (libc::SYS_setns, [pidfd, NsKind::Pid.clone_flag()])).map(drop);
-        husk.call("close", syscall::close(RemoteFd(pidfd)))?;
+            husk.call("setns", (libc::SYS_setns, [lent.0, NsKind::Pid.clone_flag()])).map(drop);
+        husk.call("close", syscall::close(lent))?;
         entered?;
-        if is_hidden {
-            set_dumpable(tasks[space.task].remote()?, 0)?;
-        }
     }
     Ok(())
-}
-
-/// Lets others look into a husk, or not: the kernel asks for that where one enters a namespace of another one. By now it has its own
-/// mounts and groups.
-fn set_dumpable(husk: &mut Tracee, value: u64) -> Result<()> {
-    let set = syscall::prctl(libc::PR_SET_DUMPABLE, [value, 0, 0]);
-    Ok(husk.call("PR_SET_DUMPABLE", set).map(drop)?)
 }
 
 #[cfg(test)]

@@ -3,13 +3,13 @@
 
 use std::os::fd::OwnedFd;
 
-use torpor_tracee::{Tracee, syscall};
+use torpor_tracee::Tracee;
 
 use super::tasks::Task;
 use crate::error::{Error, Result};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespaces, NsKind, send_into};
-use crate::task::{Script, hide, stand_in};
+use crate::task::{onlookers, stand_in};
 
 /// Works while there is a child of `root` with the pid `vpid`, or any free one.
 ///
@@ -73,19 +73,12 @@ pub(crate) fn in_its_name<T>(
     let credentials = image.rights().cloned().ok_or_else(unknown)?;
     let scheduling = image.scheduling.first().cloned().unwrap_or_default();
     let own = rights.spaces.ids_of(&image.homes);
-    let husk = task.remote()?;
-    let dumpable = husk.call("PR_GET_DUMPABLE", syscall::prctl(libc::PR_GET_DUMPABLE, []))?;
-    let mut script = Script::new(husk);
-    hide(&mut script);
-    script.run()?;
-    let done = with_thread(husk, |thread| {
-        stand_in(thread, &scheduling, &credentials, (rights.maps, &own), rights.profile)?;
-        work(thread)
-    })?;
-    if dumpable == 1 {
-        husk.call("PR_SET_DUMPABLE", syscall::prctl(libc::PR_SET_DUMPABLE, [dumpable]))?;
-    }
-    Ok(done)
+    onlookers::while_hidden(task.remote()?, |husk| {
+        with_thread(husk, |thread| {
+            stand_in(thread, &scheduling, &credentials, (rights.maps, &own), rights.profile)?;
+            work(thread)
+        })
+    })
 }
 
 /// Works while somebody lives in a pid namespace below that of `root`, with the rights of that.

@@ -11,6 +11,7 @@ pub(crate) mod creds;
 pub(crate) mod ia32;
 pub(crate) mod keys;
 mod limits;
+pub(crate) mod onlookers;
 mod process;
 mod registers;
 mod resources;
@@ -32,7 +33,6 @@ use torpor_tracee::{Batch, Call, Mapping, Outcome, SIDE_BY_SIDE, Tracee};
 pub(crate) use creds::lsm;
 pub(crate) use limits::{hard_limits, loginuid, oom_score_adj, own_hard_limits, raise_files};
 pub use process::MmFlags;
-pub(crate) use process::hide;
 pub use registers::ThreadRegisters;
 pub(crate) use sched::processors;
 pub(crate) use script::Script;
@@ -505,7 +505,7 @@ fn restore_threads(processes: &mut [Husks<'_>], number: usize) -> Result<Vec<u64
         sched::restore(thread, scheduling)?;
         let mut script = Script::new(thread);
         if number == 0 {
-            process::hide(&mut script);
+            onlookers::hide(&mut script);
             signals::restore_actions(&mut script, &process.actions, process.is_32bit)?;
             process::restore(&mut script, process, images.memory);
         }

@@ -204,24 +204,6 @@ pub(crate) fn restore(script: &mut Script<'_>, rest: &ProcessRest, memory: &Proc
     }
 }
 
-/// Keeps others out of the memory of a process until [`dumpable`]. As soon as one of its threads has the rights of the task, whoever
-/// else has these and sees it could write there what another thread runs that has those of this program still. False if that would keep
-/// this program out as well.
-pub(crate) fn hide(script: &mut Script<'_>) -> bool {
-    /// `CAP_SYS_PTRACE`.
-    const SYS_PTRACE: u32 = 19;
-    /// Without it this program could not look into the process either, and has no rights that a task lacks.
-    static MAY_TRACE_ALL: LazyLock<bool> = LazyLock::new(|| {
-        let own = std::process::id().cast_signed();
-        let permitted = proc::status(own).ok().and_then(|status| status.number("CapPrm", 16));
-        permitted.is_some_and(|set| set >> SYS_PTRACE & 1 == 1)
-    });
-    if *MAY_TRACE_ALL {
-        script.prctl("PR_SET_DUMPABLE", libc::PR_SET_DUMPABLE, 0);
-    }
-    *MAY_TRACE_ALL
-}
-
 /// What the dumpable flag is to be set to, if that is to be done: after the credentials of all
 /// threads, since changing those resets it, to what the system wants for tasks that changed
 /// theirs (`fs.suid_dumpable`). That is also the only way to the value 2.

@@ -19,6 +19,7 @@ use super::tree::Tree;
 use crate::error::{Context, Result};
 use crate::namespace::{Namespaces, NsKind, run_in};
 use crate::restore::transport::Transport;
+use crate::task::onlookers;
 
 /// A mount namespace.
 #[derive(Debug)]
@@ -169,6 +170,7 @@ impl MountNamespace {
         let foreign = inode(owner.as_fd())? != inode(own.as_fd())?;
 
         let (mut husk, _pidfd) = Tracee::spawn_husk(0, &[])?;
+        onlookers::hide_or_show(&mut husk)?;
         let mut transport = Transport::open(&mut husk, 3)?;
         let mut batch = husk.batch();
         transport.send(&mut batch, &[owner.as_fd(), self.file.as_fd()])?;
