@@ -281,7 +281,7 @@ fn save_contents(cx: &Saving<'_>, forest: &Forest) -> Result<Vec<Unsaved>> {
         }
         let Some(first) = forest.whole(mount.dev) else { continue };
         let whole = forest.mount(first);
-        let root = alone(cx, whole)?;
+        let root = readable(cx, forest, first)?;
         saved.push(mount.dev);
         if mount.ty.origin == Origin::Automatic {
             let entry = autofs::describe(cx.tasks, whole, root.as_fd())?
@@ -300,6 +300,23 @@ fn save_contents(cx: &Saving<'_>, forest: &Forest) -> Result<Vec<Unsaved>> {
         unsaved.push(Unsaved { root, archive, user_namespace, at, is_shared, is_stored });
     }
     Ok(unsaved)
+}
+
+/// Opens a mount whose content is to be saved.
+fn readable(cx: &Saving<'_>, forest: &Forest, node: Node) -> Result<OwnedFd> {
+    let mount = forest.mount(node);
+    alone(cx, mount).map_err(|error| match &error {
+        Error::Os { source, .. } if source.raw_os_error() == Some(libc::EINVAL) => {
+            let reason = format!(
+                "a user namespace has got it in a copy of the mounts above it, where the kernel locks \
+                 them to each other, and so its content cannot be read; provide all mounts from outside \
+                 with --external mnt[], or leave it out with --skip-mnt {}",
+                mount.mountpoint.display()
+            );
+            refusal(cx, forest, node, Unfit::Reason(reason))
+        }
+        _ => error,
+    })
 }
 
 /// The user namespace whose ids the images hold.
