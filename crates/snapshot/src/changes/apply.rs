@@ -32,6 +32,13 @@ pub enum SetId {
     Refused,
 }
 
+/// Bytes of the extended attributes of all directories that a file is in. Those of one are rarely more than a few hundred.
+const MAX_KEPT: usize = 16 << 20;
+
+/// Directories that are being filled, each in the one before it, and the extended attributes that they get when that is done:
+/// what is made in a directory is not to get what the directory says that it gets.
+type OpenDirs = Vec<(PathBuf, Attributes)>;
+
 /// Unpacks what [`write`](super::write) has packed into `upper`, an empty layer of an overlay. A program with
 /// capabilities is one that runs as another user.
 ///
@@ -42,19 +49,19 @@ pub fn apply(from: &mut dyn Read, upper: &Path, set_id: SetId) -> Result<()> {
     let what = || "the archive of changed files";
     let tree = Tree::at(upper).context(|| upper.display().to_string())?;
     let failed = |error| Error::failed(what(), &error);
-    // What is made in a directory is not to get what the directory says that it gets.
-    let mut dirs: Vec<(PathBuf, Attributes)> = Vec::new();
+    let mut open = OpenDirs::new();
     each_entry_as_it_was(from, failed, |entry| {
         let name = plain(&entry.path().context(what)?)?;
         // The layer itself is there.
         if name.as_os_str().is_empty() {
             return Ok(());
         }
+        leave(&tree, &mut open, name.parent())?;
         let given = attributes::read(entry)?;
         unpack(&tree, entry, &name, &given, set_id).context(what)?;
         match entry.header().entry_type() {
             _ if given.is_empty() => {}
-            EntryType::Directory => dirs.push((name, given)),
+            EntryType::Directory => enter(&mut open, name, given)?,
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
                 dress(&tree, &name, OFlags::NONBLOCK, &given).context(what)?;
             }
@@ -68,8 +75,29 @@ pub fn apply(from: &mut dyn Read, upper: &Path, set_id: SetId) -> Result<()> {
         }
         Ok(())
     })?;
-    dirs.iter()
-        .try_for_each(|(name, given)| dress(&tree, name, OFlags::DIRECTORY, given).context(what))
+    leave(&tree, &mut open, None)
+}
+
+/// What comes next is in this directory.
+fn enter(open: &mut OpenDirs, name: PathBuf, given: Attributes) -> Result<()> {
+    open.push((name, given));
+    let all = open.iter().flat_map(|(_, given)| given);
+    match all.map(|(name, value)| name.len() + value.len()).sum::<usize>() {
+        0..=MAX_KEPT => Ok(()),
+        more => Err(Error::new(format!(
+            "directories in each other have {more} bytes of extended attributes: no more than {MAX_KEPT} are taken"
+        ))),
+    }
+}
+
+/// What comes next is in the directory `next`, or nothing comes: nothing more is made in the others that it is not in.
+fn leave(tree: &Tree, open: &mut OpenDirs, next: Option<&Path>) -> Result<()> {
+    while let Some((name, given)) =
+        open.pop_if(|(name, _)| next.is_none_or(|next| !next.starts_with(name)))
+    {
+        dress(tree, &name, OFlags::DIRECTORY, &given).context(|| "the archive of changed files")?;
+    }
+    Ok(())
 }
 
 /// Gives what was unpacked its extended attributes.
@@ -228,6 +256,42 @@ mod tests {
         }
         assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
         assert_ne!(fs::metadata(outside.path()).unwrap().uid(), 7);
+    }
+
+    /// An archive may have any number of them.
+    #[test]
+    fn attributes_of_a_directory_are_kept_as_long_as_it_is_filled() {
+        let attribute = |len: usize| (b"user.a".to_vec(), vec![b'x'; len]);
+        let packed = |names: &[String], len: usize| {
+            let mut bytes = Vec::new();
+            let mut archive = Builder::new(&mut bytes as &mut dyn std::io::Write);
+            for name in names {
+                attributes::write(&mut archive, &vec![attribute(len)]).unwrap();
+                let mut header = header(EntryType::Directory, 0, 0o755);
+                header.set_uid(7);
+                header.set_gid(8);
+                archive.append_data(&mut header, name, std::io::empty()).unwrap();
+            }
+            // No layer has one.
+            archive
+                .append_data(&mut header(EntryType::Block, 0, 0o600), "disk", std::io::empty())
+                .unwrap();
+            drop(archive);
+            bytes
+        };
+        let names = ["d", "d/e", "d/f", "other"].map(str::to_owned);
+        let upper = tempfile::tempdir().unwrap();
+        let said = apply(&mut packed(&names, 3).as_slice(), upper.path(), SetId::Taken);
+        assert!(said.unwrap_err().to_string().contains("disk"));
+        for name in &names {
+            let has = tree::attributes(File::open(upper.path().join(name)).unwrap()).unwrap();
+            assert_eq!(has, [attribute(3)], "{name} was left before");
+        }
+        let upper = tempfile::tempdir().unwrap();
+        let deep: Vec<String> = (1..9).map(|depth| vec!["d"; depth].join("/")).collect();
+        let said = apply(&mut packed(&deep, 2 << 20).as_slice(), upper.path(), SetId::Taken);
+        let said = said.unwrap_err().to_string();
+        assert!(said.contains("bytes of extended attributes"), "{said}");
     }
 
     #[test]
