@@ -10,7 +10,7 @@ use torpor_worker::{Event, Heir, Worker};
 use super::Source;
 use super::frozen::Frozen;
 use super::link::{Happening, unexpected};
-use super::round::let_go;
+use super::round::{let_go, unless_failed};
 use crate::engine;
 use crate::error::{Error, Result};
 use crate::host::boot;
@@ -48,10 +48,7 @@ impl Source<'_> {
             self.prepared(&mut worker)?;
             self.record_decision(frozen, Some(&worker))
         });
-        if let Err(error) = ready {
-            let_go(worker);
-            return Err(error);
-        }
+        let worker = unless_failed(worker, ready)?;
         let undecided = self.awaited().decision();
         let told = match self.go() {
             Ok(pid) => Ok((Verdict::There(pid), None)),
@@ -91,12 +88,9 @@ impl Source<'_> {
 
     /// The tasks are stopped here, and all but their pages is there. The job serves these from
     /// here on, and ends the tasks when the destination has all of them, or lets them go on.
-    pub(super) fn lend(&mut self, mut worker: Worker) -> Result<i32> {
+    pub(super) fn lend(&mut self, worker: Worker) -> Result<i32> {
         let ready = self.frozen().and_then(|frozen| self.record_decision(frozen, None));
-        if let Err(error) = ready {
-            let_go(worker);
-            return Err(error);
-        }
+        let mut worker = unless_failed(worker, ready)?;
         // The job ends the tasks before it is known here that they have moved.
         if let Some((container, root)) = container_of(self.ledger.record()) {
             container.look_away(root);

@@ -87,13 +87,8 @@ impl Source<'_> {
         let number = u32::try_from(self.rounds.len()).unwrap_or(u32::MAX).saturating_add(1);
         let sent = self.link.meter.sent();
         let (worker, start) = self.stop(number)?;
-        match self.complete(number, start, sent) {
-            Ok(()) => Ok(worker),
-            Err(error) => {
-                let_go(worker);
-                Err(error)
-            }
-        }
+        let complete = self.complete(number, start, sent);
+        unless_failed(worker, complete)
     }
 
     /// Stops the tasks: the job, which waits with its pages written, and when the tasks had to stop.
@@ -286,6 +281,20 @@ impl Source<'_> {
         match self.reply()? {
             Reply::Arrived { number: there } if there == number => Ok(()),
             reply => Err(unexpected(reply)),
+        }
+    }
+}
+
+/// The job that holds the tasks, if what had to be done meanwhile was done.
+///
+/// # Errors
+/// Why it was not: the job has let the tasks go on then.
+pub(super) fn unless_failed(worker: Worker, done: Result<()>) -> Result<Worker> {
+    match done {
+        Ok(()) => Ok(worker),
+        Err(error) => {
+            let_go(worker);
+            Err(error)
         }
     }
 }
