@@ -1,13 +1,28 @@
 //! What the user wants to do when addresses move with the tasks.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io::Write;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::cancel::Cancel;
-use crate::error::{Error, Result};
+use crate::engine::wait_readable;
+use crate::error::{Context, Error, Result};
 use crate::group::Group;
 use crate::host::boot;
 use crate::record::{Ledger, Phase, Record};
+
+/// How long a script may take. Tasks are stopped meanwhile, or somebody waits to be told where they are.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Has a shell run a script, its argument, in a process group that ends with whoever has started it: its standard input
+/// is closed without a word then. Whoever settles the migration after that must not find an earlier script still at work,
+/// so what ends the group has the lock of the record, which is the standard output here.
+const LEASHED: &str = "exec 3<&0 4>&1 </dev/null >/dev/null
+{ read -r word <&3 || kill -KILL 0; } &
+exec 3<&- 4>&-
+exec /bin/sh -c \"$1\"";
 
 /// When a script is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,31 +55,58 @@ pub(crate) struct Script {
     group: Group,
     /// What it is, for errors.
     what: String,
+    begun: Instant,
+    /// Ends it if this process is killed.
+    leash: UnixStream,
 }
 
 impl Script {
-    /// Starts it, if there is one.
+    /// Starts the one of a migration, if it has one.
     ///
     /// # Errors
     /// If there is no shell, or the kernel starts no process.
-    pub(crate) fn start(script: Option<&str>, stage: Stage, id: &str) -> Result<Option<Self>> {
-        let Some(script) = script else { return Ok(None) };
+    pub(crate) fn start(ledger: &Ledger, stage: Stage) -> Result<Option<Self>> {
+        let Record { id, script: Some(script), .. } = ledger.record() else { return Ok(None) };
         let stage = stage.name();
+        let what = format!("--script {script} at {stage}");
+        let (leash, end) = UnixStream::pair().context(|| what.clone())?;
+        let lock = ledger.lock().context(|| what.clone())?;
         let mut shell = Command::new("/bin/sh");
-        shell.args(["-c", script]).envs([("TORPOR_STAGE", stage), ("TORPOR_MIGRATION", id)]);
-        let group = Group::start(shell.stdin(Stdio::null()).stdout(Stdio::null()), "--script")?;
-        Ok(Some(Self { group, what: format!("--script {script} at {stage}") }))
+        shell.args(["-c", LEASHED, "sh", script]);
+        shell.env("TORPOR_STAGE", stage).env("TORPOR_MIGRATION", id);
+        shell.stdin(Stdio::from(OwnedFd::from(end))).stdout(Stdio::from(lock));
+        let group = Group::start(&mut shell, "--script")?;
+        Ok(Some(Self { group, what, begun: Instant::now(), leash }))
+    }
+
+    /// How long it may still take.
+    ///
+    /// # Errors
+    /// If that was too long.
+    pub(crate) fn time_left(&self) -> Result<Duration> {
+        let left = PATIENCE.checked_sub(self.begun.elapsed());
+        left.ok_or_else(|| {
+            Error::refused(format!("{} takes more than {} s", self.what, PATIENCE.as_secs()))
+        })
     }
 
     /// Waits for its end; with `cancel`, or for somebody who cancels.
     ///
     /// # Errors
-    /// If it ends with a status other than 0; if somebody cancels.
+    /// If it ends with a status other than 0, or takes too long; if somebody cancels.
     pub(crate) fn finish(self, cancel: Option<&Cancel>) -> Result<()> {
-        let status = match cancel {
-            Some(cancel) => self.group.finish_unless(cancel)?,
-            None => self.group.finish()?,
-        };
+        loop {
+            let fds: Vec<_> = [self.as_fd()].into_iter().chain(cancel.map(AsFd::as_fd)).collect();
+            if wait_readable(&fds, Some(self.time_left()?))?[0] {
+                break;
+            }
+            if cancel.is_some_and(Cancel::is_due) {
+                return Err(Error::Cancelled);
+            }
+        }
+        let status = self.group.finish()?;
+        // What it has left in the background may stay.
+        let _ = (&self.leash).write_all(b"\n");
         if status.success() {
             return Ok(());
         }
@@ -79,17 +121,12 @@ impl AsFd for Script {
     }
 }
 
-/// Runs the user's script. With `cancel`, it is ended with all that it has started when somebody cancels.
+/// Runs the script of a migration. With `cancel`, it is ended with all that it has started when somebody cancels.
 ///
 /// # Errors
-/// If the script cannot be started, or ends with a status other than 0; if somebody cancels.
-pub(crate) fn run(
-    script: Option<&str>,
-    stage: Stage,
-    id: &str,
-    cancel: Option<&Cancel>,
-) -> Result<()> {
-    Script::start(script, stage, id)?.map_or(Ok(()), |script| script.finish(cancel))
+/// If the script cannot be started, ends with a status other than 0, or takes too long; if somebody cancels.
+pub(crate) fn run(ledger: &Ledger, stage: Stage, cancel: Option<&Cancel>) -> Result<()> {
+    Script::start(ledger, stage)?.map_or(Ok(()), |script| script.finish(cancel))
 }
 
 /// Tells the script of a migration that is over where the tasks are, if it was told that addresses move.
@@ -104,7 +141,7 @@ pub(crate) fn settle(ledger: &mut Ledger) {
     if record.script.is_none() || record.boot != boot() {
         return;
     }
-    if let Err(error) = run(record.script.as_deref(), stage, &record.id, None) {
+    if let Err(error) = run(ledger, stage, None) {
         tracing::warn!("{error}");
     }
     forget(ledger);

@@ -20,7 +20,7 @@
 //! always tell: that agent, as long as it has its record. Another one does not know.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -174,7 +174,7 @@ pub(crate) struct Record {
 pub(crate) struct Ledger {
     path: PathBuf,
     record: Record,
-    _lock: File,
+    lock: File,
 }
 
 impl Ledger {
@@ -193,7 +193,7 @@ impl Ledger {
         if path.exists() {
             return Err(has_been(&record.id));
         }
-        let ledger = Self { path, record, _lock: lock };
+        let ledger = Self { path, record, lock };
         ledger.write()?;
         Ok(ledger)
     }
@@ -206,13 +206,21 @@ impl Ledger {
         check_id(id)?;
         let path = dir.join(side.directory()).join(format!("{id}.json"));
         let Some(lock) = lock(&path)? else { return Ok(None) };
-        Ok(Some(Self { record: read(&path)?, path, _lock: lock }))
+        Ok(Some(Self { record: read(&path)?, path, lock }))
     }
 
     /// What it says.
     #[must_use]
     pub(crate) fn record(&self) -> &Record {
         &self.record
+    }
+
+    /// A duplicate of what keeps others from working on it: as long as that is open, nobody does.
+    ///
+    /// # Errors
+    /// If there are no more descriptors.
+    pub(crate) fn lock(&self) -> io::Result<File> {
+        self.lock.try_clone()
     }
 
     /// Goes on to `phase`, and changes what else is to be changed. On disk when this returns.

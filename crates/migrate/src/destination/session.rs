@@ -254,20 +254,19 @@ impl Session<'_> {
     /// Addresses may come. Whoever brings them is ended if the source gives up meanwhile.
     fn arrive(&mut self) -> Result<()> {
         self.is_arriving = true;
-        let script = self.place.agent.settings.script.as_deref();
+        let script = self.place.agent.settings.script.clone();
         if script.is_some() {
             // The next agent takes them away if this one is killed.
-            let script = script.map(str::to_owned);
             self.place.ledger.advance(Phase::Preparing, |record| record.script = script)?;
         }
-        let script = Script::start(script, Stage::Arriving, &self.place.begin.id)?;
+        let script = Script::start(&self.place.ledger, Stage::Arriving)?;
         let Some(script) = script else { return Ok(()) };
         loop {
             match self.line.wait(&[script.as_fd()])?.as_deref() {
                 Some([_, true]) => return script.finish(None),
                 Some([true, _]) => return Err(end_by(self.line.hear()?)),
-                _ => {}
-            }
+                _ => script.time_left()?,
+            };
         }
     }
 
@@ -404,8 +403,7 @@ impl Session<'_> {
 
     /// The tasks run here: whoever sends to their addresses is to send here.
     fn announce(&self, root: i32) {
-        let (script, id) = (self.place.agent.settings.script.as_deref(), &self.place.begin.id);
-        let has_script = script.is_some();
+        let has_script = self.place.agent.settings.script.is_some();
         let tell = || {
             if let Err(error) = announce(root) {
                 tracing::warn!("{error}");
@@ -416,7 +414,7 @@ impl Session<'_> {
             tell();
         }
         // That may take long, and bring more of them.
-        if let Err(error) = address::run(script, Stage::Moved, id, None) {
+        if let Err(error) = address::run(&self.place.ledger, Stage::Moved, None) {
             tracing::warn!("{error}");
         }
         if has_script {

@@ -158,8 +158,7 @@ impl Source<'_> {
             let script = self.plan.script.clone();
             self.ledger.advance(Phase::Preparing, |record| record.script = script)?;
         }
-        let script = self.plan.script.as_deref();
-        address::run(script, Stage::Stopped, &self.id, Some(&self.cancel))
+        address::run(&self.ledger, Stage::Stopped, Some(&self.cancel))
     }
 
     /// The process that traces the tasks. The first thread of a process may have ended before others: nobody traces that.

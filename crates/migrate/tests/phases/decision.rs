@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use super::held::Held;
-use super::support::{Counter, Host, descendant, judge, state_of, wait_until};
+use super::support::{Counter, Host, descendant, judge, pids_of, state_of, wait_until};
 
 /// An agent is gone before its tasks have their pages: the user is told for how long another one is waited for, and what to
 /// do. The next agent says that they have stayed.
@@ -163,6 +163,35 @@ fn the_next_agent_tells_the_script() {
         assert_eq!(fs::read_to_string(&told).unwrap(), "arriving\nstayed\n");
         there.stop_agent();
     }
+}
+
+/// A script that is at work when the command is killed ends with it: what it would do later, whoever finds out where the tasks
+/// are would have undone before.
+#[test]
+fn a_script_ends_with_its_command() {
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    let counter = Counter::start(100, 1);
+    let [told, reached] = ["told", "reached"].map(|name| here.path(name));
+    // Nobody else sleeps for so long.
+    let sleeps = format!("400000.{}", std::process::id());
+    let script = format!(
+        "case $TORPOR_STAGE in stopped) sleep {sleeps} & touch {}; wait; ;; esac; echo $TORPOR_STAGE >>{}",
+        reached.display(),
+        told.display()
+    );
+    let args = ["--pid", &counter.pid.to_string(), "--id", "one", "--script", &script];
+    let mut migration = here.migrate(&args).arg(&there.address).spawn().unwrap();
+    wait_until("the script is at work", || reached.exists());
+    migration.kill().unwrap();
+    migration.wait().unwrap();
+    wait_until("who looks on tells it", || {
+        fs::read_to_string(&told).is_ok_and(|told| !told.is_empty())
+    });
+    wait_until("the former is not at work any more", || pids_of(&["sleep", &sleeps]).is_empty());
+    assert_eq!(fs::read_to_string(&told).unwrap(), "stayed\n");
+    counter.goes_on();
+    wait_until("both tidy up", || here.is_clean() && there.is_clean());
 }
 
 /// What is decided counts though one of both cannot write it down, and the record says so when it can be written again.
