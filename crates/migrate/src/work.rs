@@ -115,11 +115,11 @@ pub(crate) fn check_length(path: &Path) -> Result<()> {
     }
 }
 
-/// Removes what was left behind in a directory of such directories.
-pub(crate) fn sweep(parent: &Path) {
+/// Removes what was left behind in a directory of such directories, but for those of `kept`.
+pub(crate) fn sweep(parent: &Path, kept: &[PathBuf]) {
     let entries = fs::read_dir(parent).into_iter().flatten().flatten();
-    for entry in entries {
-        remove_unused(&entry.path());
+    for path in entries.map(|entry| entry.path()).filter(|path| !kept.contains(path)) {
+        remove_unused(&path);
     }
 }
 
@@ -200,7 +200,7 @@ mod tests {
         fs::write(path("left/core-1.img"), "image").unwrap();
         let job = File::open(path("left").join(MARK)).unwrap();
         flock(&job, FlockOperation::LockExclusive).unwrap();
-        sweep(parent.path());
+        sweep(parent.path(), &[]);
         clear(&path("left"), Duration::ZERO);
         assert!(path("left").exists(), "a job works there");
         drop(job);
@@ -219,7 +219,7 @@ mod tests {
         clear(&path("open"), Duration::from_secs(60));
         assert!(!path("open").exists());
         fs::create_dir(path("empty")).unwrap();
-        sweep(parent.path());
+        sweep(parent.path(), &[]);
         assert!(!path("empty").exists());
         clear(&path("nowhere"), Duration::ZERO);
     }

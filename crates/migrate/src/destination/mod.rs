@@ -250,9 +250,13 @@ impl Agent {
             }
             Request::Query { id } => {
                 self.leave_alone(&id, &origin);
-                let (dir, agent) = (&self.settings.state_dir, &self.identity);
-                let reply = settle::answer(dir, agent, &id, &origin);
-                line.say(&reply.unwrap_or_else(|error| refusal(&error)))
+                let answer = settle::answer(&self.settings, &self.identity, &id, &origin);
+                let (reply, left) = answer.unwrap_or_else(|error| (refusal(&error), None));
+                let said = line.say(&reply);
+                if let Some(left) = left {
+                    left.close();
+                }
+                said
             }
             Request::Status => line.say(&Reply::Migrations { all: self.migrations(&origin)? }),
             request => Err(Error::Protocol(format!("it begins with {request:?}"))),

@@ -46,13 +46,45 @@ pub(super) fn decide(ledger: &mut Ledger) -> Result<Option<i32>> {
     }
 }
 
-/// As [`decide`], for what somebody who ended too early has left.
-fn decide_later(ledger: &mut Ledger) -> Result<Option<i32>> {
-    if ledger.record().phase == Phase::Deciding {
-        running(ledger.record())?;
-        thread::sleep(GRACE);
+/// A migration that nobody works on any more.
+#[derive(Debug)]
+pub(super) struct Leftover {
+    ledger: Ledger,
+    /// As it was found.
+    found: Record,
+}
+
+impl Leftover {
+    /// Takes one over; `None` if somebody works on it.
+    ///
+    /// # Errors
+    /// As [`Ledger::take_over`].
+    fn take(state_dir: &Path, id: &str) -> Result<Option<Self>> {
+        let ledger = Ledger::take_over(state_dir, Side::Destination, id)?;
+        Ok(ledger.map(|ledger| Self { found: ledger.record().clone(), ledger }))
     }
-    decide(ledger)
+
+    /// As [`decide`], for what somebody who ended too early has left. What has not come is removed.
+    fn decide(&mut self, settings: &AgentSettings) -> Result<Option<i32>> {
+        if self.found.phase == Phase::Deciding {
+            running(&self.found)?;
+            thread::sleep(GRACE);
+        }
+        let running = decide(&mut self.ledger)?;
+        if running.is_none() && is_unused(&self.found) {
+            tidy(settings, &self.found);
+        }
+        Ok(running)
+    }
+
+    /// It is decided: the user's script is told where the tasks are, and nobody needs the images of those that have not come.
+    /// Those of others say so until that is written down.
+    pub(super) fn close(mut self) {
+        address::settle(&mut self.ledger);
+        if let (Phase::Stayed, Some(dir)) = (self.ledger.record().phase, &self.found.work) {
+            work::clear(dir, PAUSE);
+        }
+    }
 }
 
 /// The root of the tasks, if they run, or have run with all their memory and ended since. The job that made them lets
@@ -103,27 +135,34 @@ fn is_given_up(record: &Record, dir: &Path) -> bool {
     container.is_some_and(|it| !dir.join(KNOWN).exists() && matches!(it.state(), Ok(None)))
 }
 
-/// What has become of a migration. One that has not come to its decision never will. `agent` is the number of this one. A host
-/// that has not begun it hears what it would hear if there were none.
+/// What has become of a migration, and what is to be closed if that was not known before. One that has not come to its decision
+/// never will. `agent` is the number of this one. A host that has not begun it hears what it would hear if there were none.
 ///
 /// # Errors
 /// If the migration is in progress, for longer than an answer can wait; if its record is damaged.
-pub(super) fn answer(state_dir: &Path, agent: &str, id: &str, asks: &Origin) -> Result<Reply> {
-    let (start, agent) = (Instant::now(), agent.to_owned());
+pub(super) fn answer(
+    settings: &AgentSettings,
+    agent: &str,
+    id: &str,
+    asks: &Origin,
+) -> Result<(Reply, Option<Leftover>)> {
+    let (start, agent, state_dir) = (Instant::now(), agent.to_owned(), &settings.state_dir);
     loop {
         // Who asks has been told that it may come: the record was here, or is another agent's.
         let record = look(state_dir, Side::Destination, id)?;
         let Some(record) = record.filter(|it| asks.may_ask(it.origin.as_ref())) else {
-            return Ok(Reply::Unknown { agent });
+            return Ok((Reply::Unknown { agent }, None));
         };
-        // Whoever works on it may wait for the source to say that it knows.
-        if record.phase == Phase::Moved {
-            let pid = record.tasks.first().map(|root| root.pid);
-            return Ok(Reply::State { phase: Phase::Moved, pid, agent });
+        // Whoever works on it may wait for the source to say that it knows, or for a script of the user's.
+        if record.phase.is_over() {
+            let root = record.tasks.first().filter(|_| record.phase == Phase::Moved);
+            let pid = root.map(|root| root.pid);
+            return Ok((Reply::State { phase: record.phase, pid, agent }, None));
         }
-        if let Some(mut ledger) = Ledger::take_over(state_dir, Side::Destination, id)? {
-            let pid = decide_later(&mut ledger)?;
-            return Ok(Reply::State { phase: ledger.record().phase, pid, agent });
+        if let Some(mut left) = Leftover::take(state_dir, id)? {
+            let pid = left.decide(settings)?;
+            let phase = left.ledger.record().phase;
+            return Ok((Reply::State { phase, pid, agent }, Some(left)));
         }
         if start.elapsed() > PATIENCE {
             return Err(Error::refused(format!("migration {id} is in progress")));
@@ -154,32 +193,38 @@ fn is_unused(record: &Record) -> bool {
     record.phase == Phase::Preparing || record.boot == boot() && is_left()
 }
 
-/// Settles what an agent that ended too early has left.
+/// Settles what an agent that ended too early has left. Images are left where it cannot be told yet whether the tasks run: what is
+/// among them says so.
 pub(super) fn leftovers(settings: &AgentSettings) {
     runtime::recover_bundles(&settings.bundles());
     let all = all(&settings.state_dir, Side::Destination).unwrap_or_default();
     let is_open = |record: &Record| !record.phase.is_over() || record.script.is_some();
+    let mut kept = Vec::new();
     for record in all.into_iter().filter(is_open) {
-        match Ledger::take_over(&settings.state_dir, Side::Destination, &record.id) {
-            // Somebody works on it.
-            Ok(None) => continue,
-            Ok(Some(mut ledger)) => {
-                match decide_later(&mut ledger) {
-                    Ok(Some(pid)) => tracing::info!("{} runs as process {pid}", record.subject),
-                    Ok(None) => {
-                        tracing::info!("{} has not come", record.subject);
-                        if is_unused(&record) {
-                            tidy(settings, &record);
-                        }
-                    }
-                    Err(error) => tracing::warn!("{}: {error}", record.subject),
-                }
-                address::settle(&mut ledger);
-            }
-            Err(error) => tracing::warn!("{}: {error}", record.subject),
+        if let Err(error) = settle(settings, &record) {
+            tracing::warn!("{}: {error}", record.subject);
+            kept.extend(record.work);
         }
     }
-    work::sweep(&settings.work_dir);
+    work::sweep(&settings.work_dir, &kept);
+}
+
+fn settle(settings: &AgentSettings, record: &Record) -> Result<()> {
+    let start = Instant::now();
+    let mut left = loop {
+        match Leftover::take(&settings.state_dir, &record.id)? {
+            Some(left) => break left,
+            // A script of the user's ends with the agent that has started it.
+            None if start.elapsed() < PATIENCE => thread::sleep(PAUSE),
+            None => return Err(Error::refused("somebody works on it")),
+        }
+    };
+    match left.decide(settings)? {
+        Some(pid) => tracing::info!("{} runs as process {pid}", record.subject),
+        None => tracing::info!("{} has not come", record.subject),
+    }
+    left.close();
+    Ok(())
 }
 
 #[cfg(test)]
@@ -202,10 +247,13 @@ mod tests {
     fn a_source_that_asks_hears_what_is_written_down() {
         let dir = tempfile::tempdir().unwrap();
         let record = Record { phase: Phase::Deciding, ..record() };
-        let mut ledger = Ledger::create(dir.path(), Side::Destination, record).unwrap();
+        let mut ledger =
+            Ledger::create(&dir.path().join("state"), Side::Destination, record).unwrap();
         ledger.conclude(Phase::Moved);
-        let said = answer(dir.path(), "a", &ledger.record().id, &Origin::OwnUser).unwrap();
+        let (settings, id) = (settings(dir.path()), &ledger.record().id);
+        let (said, left) = answer(&settings, "a", id, &Origin::OwnUser).unwrap();
         assert!(matches!(said, Reply::State { phase: Phase::Moved, .. }), "{said:?}");
+        assert!(left.is_none());
     }
 
     /// Nothing is decided by that.
@@ -217,10 +265,11 @@ mod tests {
         let record = Record { phase, pids: pid_namespace("self").unwrap(), ..record() };
         let record = Record { origin: Some(here.clone()), ..record };
         let id = record.id.clone();
-        drop(Ledger::create(dir.path(), Side::Destination, record).unwrap());
-        let ask = |asks: &Origin| answer(dir.path(), "a", &id, asks).unwrap();
+        let settings = settings(dir.path());
+        drop(Ledger::create(&settings.state_dir, Side::Destination, record).unwrap());
+        let ask = |asks: &Origin| answer(&settings, "a", &id, asks).unwrap().0;
         assert_eq!(ask(&elsewhere), Reply::Unknown { agent: "a".to_owned() });
-        let left = look(dir.path(), Side::Destination, &id).unwrap().unwrap();
+        let left = look(&settings.state_dir, Side::Destination, &id).unwrap().unwrap();
         assert_eq!(left.phase, Phase::Deciding);
         let said = ask(&here);
         assert!(matches!(said, Reply::State { phase: Phase::Stayed, .. }), "{said:?}");
@@ -283,10 +332,9 @@ mod tests {
         }
     }
 
-    /// The files of a container, and a volume of it, that is to come with a migration which this is the record of.
-    fn half_come(dir: &Path, record: Record) -> (AgentSettings, [PathBuf; 2]) {
+    fn settings(dir: &Path) -> AgentSettings {
         let at = |name: &str| dir.join(name);
-        let settings = AgentSettings {
+        AgentSettings {
             state_dir: at("state"),
             work_dir: at("work"),
             keys: None,
@@ -296,13 +344,18 @@ mod tests {
             allow_hooks: false,
             allow_ports: false,
             allow_volumes: vec![at("volumes")],
-        };
+        }
+    }
+
+    /// The files of a container, and a volume of it, that is to come with a migration which this is the record of.
+    fn half_come(dir: &Path, record: Record) -> (AgentSettings, [PathBuf; 2]) {
+        let settings = settings(dir);
         let (runtime, id) = (Runtime::Runc, "web".to_owned());
         let container = Container { runtime, id, root: settings.runtime_root.clone() };
         let text = r#"{"root":{"path":"/not/here"}}"#;
         let (bundles, terms) = (settings.bundles(), settings.terms(true));
         runtime::make_base(&bundles, &container, text, terms, &record.id).unwrap();
-        let volume = at("volumes/data");
+        let volume = dir.join("volumes/data");
         fs::create_dir_all(&volume).unwrap();
         let made = vec![tree::id(&volume.metadata().unwrap())];
         let files = [bundles.join("web/rootfs/file"), volume.join("file")];
@@ -310,6 +363,34 @@ mod tests {
         let record = Record { volumes: vec![volume], made, container: Some(container), ..record };
         drop(Ledger::create(&settings.state_dir, Side::Destination, record).unwrap());
         (settings, files)
+    }
+
+    #[test]
+    fn who_is_asked_removes_what_has_not_come() {
+        let dir = tempfile::tempdir().unwrap();
+        let work = dir.path().join("work/one");
+        fs::create_dir_all(&work).unwrap();
+        let (phase, pids) = (Phase::Deciding, pid_namespace("self").unwrap());
+        let record = Record { phase, pids, work: Some(work.clone()), ..record() };
+        let id = record.id.clone();
+        let (settings, files) = half_come(dir.path(), record);
+        let (said, left) = answer(&settings, "a", &id, &Origin::OwnUser).unwrap();
+        assert!(matches!(said, Reply::State { phase: Phase::Stayed, .. }), "{said:?}");
+        left.unwrap().close();
+        assert!(!files.iter().any(|file| file.exists()) && !work.exists());
+    }
+
+    /// What is among them says whether the tasks run.
+    #[test]
+    fn images_stay_as_long_as_it_is_not_decided() {
+        let dir = tempfile::tempdir().unwrap();
+        let [open, other] = ["work/one", "work/other"].map(|name| dir.path().join(name));
+        [&open, &other].into_iter().for_each(|dir| fs::create_dir_all(dir).unwrap());
+        // Its process ids are of another namespace.
+        let record = Record { phase: Phase::Deciding, work: Some(open.clone()), ..record() };
+        let (settings, _) = half_come(dir.path(), record);
+        leftovers(&settings);
+        assert!(open.exists() && !other.exists());
     }
 
     /// A record may say that it is not decided since the disk was full, long after the tasks have moved, run and ended.

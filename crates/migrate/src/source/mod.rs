@@ -333,7 +333,7 @@ fn images_dir(plan: &Plan, id: &str) -> PathBuf {
 
 /// The same. What others have left behind besides is removed.
 fn work_dir(plan: &Plan, id: &str) -> PathBuf {
-    work::sweep(&plan.work_dir.join("source"));
+    work::sweep(&plan.work_dir.join("source"), &[]);
     images_dir(plan, id)
 }
 

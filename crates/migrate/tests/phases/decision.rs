@@ -165,6 +165,36 @@ fn the_next_agent_tells_the_script() {
     }
 }
 
+/// The same of one that finds it out since it is asked: it did not know of it when it started.
+#[test]
+fn an_agent_that_is_asked_tells_the_script() {
+    let mut held = Held::start("pre-copy", "pre-resume", "false");
+    held.abandon();
+    held.there.stop_agent();
+    held.release();
+    wait_until("the restore has ended", || held.counter.running().len() == 1);
+    let [path, away] = ["state/destination/one.json", "away"].map(|name| held.there.path(name));
+    let mut record: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    assert_eq!(record["phase"], "deciding");
+    record["script"] = json!(format!("echo $TORPOR_STAGE >>{}", away.display()));
+    fs::remove_file(&path).unwrap();
+    held.there.start_agent();
+    assert!(held.there.is_clean());
+    fs::write(&path, record.to_string()).unwrap();
+    let work = held.there.path("taken/one");
+    fs::create_dir(&work).unwrap();
+    fs::write(work.join("torpor-in-use"), "").unwrap();
+    for _ in 0..2 {
+        assert!(held.resolve(&[]).ends_with("here"));
+        wait_until("it is told once", || {
+            fs::read_to_string(&away).is_ok_and(|told| told == "stayed\n")
+        });
+    }
+    held.counter.goes_on();
+    assert_eq!(held.there.phases("destination"), ["stayed"]);
+    wait_until("both tidy up", || held.is_clean());
+}
+
 /// A script that is at work when the command is killed ends with it: what it would do later, whoever finds out where the tasks
 /// are would have undone before.
 #[test]
