@@ -417,6 +417,28 @@ fn a_pipe_whose_other_end_stays_is_told_of() {
     program.wait().unwrap();
 }
 
+/// It would be stopped with the tree, and could not make it.
+#[test]
+fn a_tree_that_has_the_agent_in_it_is_refused_at_once() {
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    let pid = there.agent.as_ref().unwrap().id().to_string();
+    for more in [&[][..], &["--dry-run"]] {
+        let args = [&["--pid", &pid][..], more, &[&there.address]].concat();
+        let mut migrate = here.migrate(&args);
+        let output = migrate.output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        assert!(!output.status.success());
+        assert!(
+            said.contains(&format!("process {pid} cannot move: its tree has the agent")),
+            "{said}"
+        );
+    }
+    assert!(here.phases("source").is_empty() && there.phases("destination").is_empty());
+    assert!(here.is_clean() && there.is_clean());
+}
+
 /// Neither a thread nor what has ended is a tree of processes.
 #[test]
 fn what_is_no_process_is_named() {

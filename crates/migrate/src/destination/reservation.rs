@@ -14,7 +14,7 @@ use crate::host::{self, Host};
 use crate::origin::Origin;
 use crate::record::{Ledger, Phase, Record, Side, all, new_id};
 use crate::runtime::{self, Base};
-use crate::task::Task;
+use crate::task::{self, Task};
 use crate::wire::carrier::Carrier;
 use crate::wire::message::{Begin, Subject};
 use crate::wire::spread::MAX_CONNECTIONS;
@@ -26,8 +26,8 @@ const MAX_NAME: usize = 64;
 /// Whether something may come, as far as it can be told from what announces it.
 ///
 /// # Errors
-/// If the processor, the container, its image or a volume does not suit this host; if the container
-/// is here already; if the directory of its images would have too long a name.
+/// If the processor, the container, its image or a volume does not suit this host; if this agent is part of what would come, or the
+/// container is here already; if the directory of its images would have too long a name.
 pub(super) fn judge_arrival(
     agent: &Agent,
     begin: &Begin,
@@ -43,6 +43,7 @@ pub(super) fn judge_arrival(
             begin.connections
         )));
     }
+    judge_place(begin, here)?;
     let container = agent.settings.container(&begin.subject);
     if container.is_some() || begin.build_after > 0 {
         work::check_length(&agent.settings.work_dir.join(&begin.id))?;
@@ -72,6 +73,22 @@ pub(super) fn judge_arrival(
         }
         Subject::Tree { .. } => Ok(()),
     }
+}
+
+/// Whether this agent is there while what moves is stopped.
+fn judge_place(begin: &Begin, here: &Host) -> Result<()> {
+    let Subject::Tree { pid, .. } = begin.subject else { return Ok(()) };
+    // Elsewhere others have these process ids.
+    let is_here = (&begin.host.boot, begin.host.pids) == (&here.boot, here.pids);
+    if is_here && task::tree(pid)?.contains(&Task::this()?) {
+        return Err(Error::refused_with(
+            format!(
+                "process {pid} cannot move: its tree has the agent in it that it would move to"
+            ),
+            "start an agent outside of that tree, as in another shell",
+        ));
+    }
+    Ok(())
 }
 
 /// What is made for a migration before it is told that it may come.
