@@ -454,6 +454,21 @@ pub(super) fn go_on(ledger: &Ledger) {
     going_on.for_each(|task| task.signal(Signal::CONT));
 }
 
+/// What is left of a job of the engine that has ended early is undone by another process, which lets its tasks go on. It is a
+/// child of this one by then.
+const GUARD: &[u8] = b"torpor-guard";
+
+/// Waits until nothing keeps the tasks of a job from going on that has ended early, or was ended.
+pub(super) fn wait_for_guard() {
+    let own = rustix::process::getpid().as_raw_nonzero().get();
+    let works =
+        |pid: &i32| proc::stat(*pid).is_ok_and(|stat| stat.comm == GUARD && !stat.has_ended());
+    let start = Instant::now();
+    while proc::children_of(own).iter().any(works) && start.elapsed() < LET_GO {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]

@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::process::{getpid, set_child_subreaper};
 use torpor_kernel::proc;
 use torpor_worker::{Worker, tell};
 
@@ -27,7 +28,7 @@ use self::resolve::Watch;
 pub(crate) use self::resolve::{cancel, resolve, watch};
 use crate::address;
 use crate::cancel::Cancel;
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::experience::{Experience, MoveKind};
 use crate::files::Mirror;
 use crate::forecast::{float, is_last, seconds};
@@ -39,7 +40,7 @@ use crate::progress::{self, Live};
 use crate::record::{Ledger, Phase, Record, Side, new_id};
 use crate::report::{Downtime, Estimate, Report, Round};
 use crate::room;
-use crate::runtime::{Container, Runtime};
+use crate::runtime::{self, Container, Runtime};
 use crate::shape::Shape;
 use crate::task::{self, Task};
 use crate::wire::Peer;
@@ -170,6 +171,8 @@ pub(crate) struct Source<'a> {
 pub(crate) fn run(plan: &Plan) -> Result<Report> {
     let root = find_root(plan.pid)?;
     warn_of_pipes(plan)?;
+    // Whoever undoes what a job has left that was killed is waited for.
+    set_child_subreaper(Some(getpid())).context(|| "become the parent of orphans".to_owned())?;
     let cancel = Cancel::new()?;
     let probe = plan.probe.as_deref().map(Probe::start).transpose()?;
     let start = Instant::now();
@@ -469,6 +472,9 @@ impl<'a> Source<'a> {
     fn give_up(&mut self, error: &Error) {
         if self.ledger.record().phase == Phase::Preparing {
             self.abort(error);
+            // A runtime's call goes on until its engine notices that nobody waits for it.
+            runtime::wait(self.work.path());
+            decide::wait_for_guard();
             self.ledger.conclude(Phase::Stayed);
         }
     }

@@ -224,6 +224,42 @@ fn a_script_ends_with_its_command() {
     wait_until("both tidy up", || here.is_clean() && there.is_clean());
 }
 
+/// What has stopped the tasks is killed, and whoever undoes that is slow: the command does not say before that they go on here.
+#[test]
+fn a_command_says_that_the_tasks_go_on_when_they_do() {
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    let counter = Counter::start(100, 1);
+    let [reached, released] = ["reached", "released"].map(|name| here.path(name));
+    let hangs = format!(
+        "test $CRTOOLS_SCRIPT_ACTION != network-lock || {{ touch {}; until test -e {}; do sleep 0.01; done; }}",
+        reached.display(),
+        released.display()
+    );
+    let options = ["--action-script", &hangs].map(|word| format!("--dump-option={word}"));
+    let pid = counter.pid.to_string();
+    let args = ["--pid", &pid, "--mode", "stop-and-copy", &there.address];
+    let mut migration = here.migrate(&args).args(&options).spawn().unwrap();
+    wait_until("the tasks are stopped", || reached.exists());
+    let worker = descendant(migration.id(), "worker").unwrap();
+    let is_guard =
+        |pid: &i32| torpor_kernel::proc::stat(*pid).is_ok_and(|stat| stat.comm == b"torpor-guard");
+    let guard = torpor_kernel::proc::children_of(worker).into_iter().find(is_guard).unwrap();
+    let [worker, guard] = [worker, guard].map(|pid| Pid::from_raw(pid).unwrap());
+    kill_process(guard, Signal::STOP).unwrap();
+    kill_process(worker, Signal::KILL).unwrap();
+    wait_until("the agent hears of it", || there.phases("destination") == ["stayed"]);
+    assert_eq!(here.phases("source"), ["preparing"], "nobody has let them go yet");
+    assert!(migration.try_wait().unwrap().is_none());
+    kill_process(guard, Signal::CONT).unwrap();
+    assert!(!migration.wait().unwrap().success());
+    assert_eq!(counter.running(), [(counter.pid, true)]);
+    fs::write(released, "").unwrap();
+    counter.goes_on();
+    assert_eq!(here.phases("source"), ["stayed"]);
+    wait_until("both tidy up", || here.is_clean() && there.is_clean());
+}
+
 /// What is decided counts though one of both cannot write it down, and the record says so when it can be written again.
 #[test]
 fn what_is_decided_counts_without_a_record() {
