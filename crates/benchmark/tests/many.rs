@@ -7,7 +7,6 @@ mod common;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -16,6 +15,7 @@ use common::fake::{Fake, Mischief};
 use common::{TestDir, kill, left_out, row, samples, success, wait};
 use serde_json::Value;
 use torpor_runtimes_tests::certificates::{self, OF_AGENTS};
+use torpor_runtimes_tests::command::write_script;
 
 const SETTINGS: &str = "runs: 5\nwarmup: 0\nfilters: [operations.image.*]\n";
 
@@ -406,8 +406,7 @@ impl Nodes {
         let (bin, state) = (test_dir.path("bin"), test_dir.path("state"));
         fs::create_dir(&bin).unwrap();
         fs::create_dir(&state).unwrap();
-        fs::write(bin.join("kubectl"), KUBECTL).unwrap();
-        fs::set_permissions(bin.join("kubectl"), fs::Permissions::from_mode(0o755)).unwrap();
+        write_script(&bin.join("kubectl"), KUBECTL);
         Self { test_dir, fakes, state }
     }
 

@@ -11,11 +11,11 @@ mod common;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use common::{TestDir, row, success, torpor};
 use serde_json::Value;
+use torpor_runtimes_tests::command::write_script;
 
 /// The rows in which runc has a part, each with the call of runc that is late for it: the command, and what it
 /// is about. CreateContainer and RemovePodSandbox do not call it.
@@ -113,8 +113,7 @@ fn wrapper(test_dir: &TestDir, name: &str, delays: &Delays) -> PathBuf {
     }
     let text = WRAPPER.replace("LATE", &late).replace("RUNC", RUNC);
     let text = text.replace("$NOTES", notes.to_str().unwrap());
-    fs::write(&path, text).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&path, &text);
     path
 }
 

@@ -4,14 +4,14 @@
 
 mod common;
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use common::fake::{Fake, Mischief};
 use common::images::{NO_TLS, Pulls, save};
 use common::{TestDir, kill, row, samples, success, wait};
+use torpor_runtimes_tests::command::write_script;
 
 const LIFE: &str = "filters: [operations.life.*, operations.sandbox.*, operations.container.*, operations.image.*]\n";
 
@@ -272,8 +272,7 @@ fn a_program_that_hangs_holds_nothing_up() {
     let test_dir = TestDir::new();
     let fake = Fake::start(&test_dir.path(""));
     let program = test_dir.path("hangs");
-    fs::write(&program, "#!/bin/sh\nexec sleep 1000\n").unwrap();
-    fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    write_script(&program, "#!/bin/sh\nexec sleep 1000\n");
     let endpoint = fake.endpoint();
     let endpoint =
         endpoint.replace("{name: x}", &format!("{{name: x, binary: {}}}", program.display()));

@@ -5,7 +5,6 @@
 mod common;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -13,6 +12,7 @@ use std::time::{Duration, Instant};
 use common::images::save;
 use common::{TestDir, group_exists, kill, row, samples, success, torpor, wait};
 use serde_json::Value;
+use torpor_runtimes_tests::command::write_script;
 use torpor_tests::random::Random;
 
 const CELL: &str = "endpoints:\n- name: here\n  containerd: /usr/bin/containerd\n  handlers:\n  \
@@ -306,8 +306,7 @@ const OTHER: &str =
 fn a_container_sleeps_and_moves() {
     let test_dir = TestDir::new();
     let other = test_dir.path("other");
-    fs::write(&other, OTHER).unwrap();
-    fs::set_permissions(&other, fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&other, OTHER);
     test_dir.config(&format!(
         "runs: 1\nwarmup: 0\nmemory: [8]\nfilters: [migration.*, operations.checkpoint-*]\ncriu: {}\n\
          {CELL}  - {{name: other, binary: {}}}\n",

@@ -8,13 +8,12 @@
 mod support;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
 use support::{Host, judge, pids_of, wait_until};
-use torpor_runtimes_tests::command::Run;
+use torpor_runtimes_tests::command::{Run, write_script};
 use torpor_runtimes_tests::podman::{IMAGE, Podman};
 use torpor_runtimes_tests::redis::Redis;
 use torpor_runtimes_tests::scratch::Scratch;
@@ -373,8 +372,7 @@ fn podman_that_hangs_in_the_pause_can_be_cancelled() {
         reached.display(),
         own.trim()
     );
-    fs::write(bin.join("podman"), script).unwrap();
-    fs::set_permissions(bin.join("podman"), fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&bin.join("podman"), &script);
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
     let mut migration = pair.command("one", &["--id", "one"]).env("PATH", path).spawn().unwrap();
     wait_until("Podman hangs", || reached.exists());
@@ -441,8 +439,7 @@ fn what_podman_was_not_told_does_not_come() {
         scratch = scratches[0].path().display(),
         change = change.display()
     );
-    fs::write(bin.join("podman"), script).unwrap();
-    fs::set_permissions(bin.join("podman"), fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&bin.join("podman"), &script);
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
     let up = format!("{}{}", "../".repeat(30), &victim.to_str().unwrap()[1..]);
     let away = victim.display();

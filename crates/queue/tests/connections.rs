@@ -7,7 +7,6 @@ mod common;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -15,6 +14,7 @@ use common::{Daemon, connected, connected_with, leaks, shepherds, until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use torpor_images::{ImageDir, lock};
+use torpor_runtimes_tests::command::write_script;
 
 /// The job's only checkpoint: its place, and the table that locks its connections.
 fn asleep(daemon: &Daemon, id: u64) -> (PathBuf, String) {
@@ -107,8 +107,7 @@ fn a_lock_that_was_asked_for_and_not_removed_goes_as_well() {
         "#!/bin/sh\n[ $1 = delete ] && [ ! -e {asked} ] && echo $$ >{asked} && exec sleep 1000\nPATH=${{PATH#*:}} exec nft \"$@\"\n",
         asked = asked.display()
     );
-    fs::write(&nft, script).unwrap();
-    fs::set_permissions(&nft, fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&nft, &script);
     let path = format!("{}:{}", bin.path().display(), std::env::var("PATH").unwrap());
     let mut daemon =
         Daemon::in_environment(&json!({}), &["--means", "checkpoint"], &[("PATH", path)]);
@@ -167,8 +166,7 @@ fn the_lock_of_a_dump_that_was_cut_off_goes() {
 fn rules_of_iptables_go_as_well() {
     let bin = tempfile::tempdir().unwrap();
     let nft = bin.path().join("nft");
-    fs::write(&nft, "#!/bin/sh\nexit 1\n").unwrap();
-    fs::set_permissions(&nft, fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&nft, "#!/bin/sh\nexit 1\n");
     let path = format!("{}:{}", bin.path().display(), std::env::var("PATH").unwrap());
     let daemon = Daemon::in_environment(&json!({}), &["--means", "checkpoint"], &[("PATH", path)]);
     let (id, _, peer) = connected(&daemon);

@@ -5,15 +5,14 @@
 
 mod common;
 
-use std::fs::Permissions;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
 use common::{Daemon, shepherds, until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
+use torpor_runtimes_tests::command::write_script;
 
 /// Holds so many MiB of its own, changes one byte of each in turn, and says how often it has
 /// been through; the sum shows that nothing of it was lost.
@@ -221,8 +220,7 @@ fn what_is_removed_holds_nobody_up() {
         may_begin.display(),
         gave_up.display()
     );
-    std::fs::write(bin.path().join("rm"), script).unwrap();
-    std::fs::set_permissions(bin.path().join("rm"), Permissions::from_mode(0o755)).unwrap();
+    write_script(&bin.path().join("rm"), &script);
     let path = format!("{}:{}", bin.path().display(), std::env::var("PATH").unwrap());
     let config = json!({ "shortest_interval": 200, "mean_time_between_failures": 500 });
     let daemon = Daemon::in_environment(&config, &[], &[("PATH", path)]);

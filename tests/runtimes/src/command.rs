@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -85,6 +86,14 @@ pub fn wait(child: &mut Child) -> Option<ExitStatus> {
     child.kill().unwrap();
     child.wait().unwrap();
     None
+}
+
+/// Makes a script that can be run. Another process writes it: a file that this one has open for writing is open for a moment in
+/// what another thread starts meanwhile, too, and as long as it is nobody can run it (`ETXTBSY`).
+#[track_caller]
+pub fn write_script(path: &Path, text: &str) {
+    let write = "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\"";
+    command("sh", &["-c", write]).arg(path).arg(text).succeed();
 }
 
 fn content(file: &mut File) -> String {

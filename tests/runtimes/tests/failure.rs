@@ -3,11 +3,10 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use torpor_runtimes_tests::command::{Run, command};
+use torpor_runtimes_tests::command::{Run, command, write_script};
 use torpor_runtimes_tests::network::Network;
 use torpor_runtimes_tests::runc::{Bundle, Container, cgroup_left};
 use torpor_runtimes_tests::scratch::Scratch;
@@ -26,8 +25,7 @@ fn bundle(scratch: &Scratch, network: &Network) -> Bundle {
     let path = scratch.path().display();
     let script = scratch.join("action");
     let text = format!("#!/bin/sh\n[ \"$CRTOOLS_SCRIPT_ACTION\" != \"$(cat {path}/fail-at)\" ]\n");
-    fs::write(&script, text).unwrap();
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&script, &text);
     scratch.configure(&format!("action-script {path}/action\n"));
     fail_at(scratch, "nothing");
     Bundle::new(scratch, &[], &["sh", "-c", SCRIPT])

@@ -2,11 +2,10 @@
 //! gives on its own (the console's terminal, a profile that confines nobody).
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use torpor_runtimes_tests::command::{Run, command};
+use torpor_runtimes_tests::command::{Run, write_script};
 use torpor_runtimes_tests::rootfs;
 use torpor_runtimes_tests::scratch::Scratch;
 use torpor_runtimes_tests::wait::until_true;
@@ -27,8 +26,7 @@ impl<'a> Container<'a> {
             fs::create_dir_all(rootfs.join(place)).unwrap();
         }
         let init = rootfs.join("count.sh");
-        fs::write(&init, format!("#!/bin/sh\n{COUNT}\n")).unwrap();
-        fs::set_permissions(&init, fs::Permissions::from_mode(0o755)).unwrap();
+        write_script(&init, &format!("#!/bin/sh\n{COUNT}\n"));
         let config = format!(
             "lxc.uts.name = sleeper\n\
              lxc.rootfs.path = dir:{}\n\
@@ -53,10 +51,7 @@ impl<'a> Container<'a> {
         fs::rename(&engine, &real).unwrap();
         let (calls, real) = (self.scratch.join("calls"), real.display());
         let text = format!("#!/bin/sh\necho \"$*\" >>{}\nexec {real} \"$@\"\n", calls.display());
-        // By another process: what a test of this one starts just now may have the file open for a moment, in
-        // which nobody can execute it.
-        fs::write(self.scratch.join("engine"), text).unwrap();
-        command("install", &["-m", "755"]).arg(self.scratch.join("engine")).arg(&engine).succeed();
+        write_script(&engine, &text);
     }
 
     /// A tool of LXC for this container.

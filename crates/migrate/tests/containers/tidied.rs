@@ -1,8 +1,9 @@
 //! What is left of a container that has not come, when the agent is killed while it removes that.
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
 use std::process::{Command, Stdio};
+
+use torpor_runtimes_tests::command::write_script;
 
 use super::Container;
 use super::support::{Host, Killed, pids_of, wait_until};
@@ -25,8 +26,7 @@ fn the_next_agent_removes_what_is_left() {
         reached.display(),
         own.trim()
     );
-    fs::write(bin.join("runc"), runc).unwrap();
-    fs::set_permissions(bin.join("runc"), Permissions::from_mode(0o755)).unwrap();
+    write_script(&bin.join("runc"), &runc);
     let path = format!("PATH={}:{}", bin.display(), std::env::var("PATH").unwrap());
     there.prefix = vec!["env".to_owned(), path];
     let fails = format!(

@@ -1,11 +1,10 @@
 //! Servers of FUSE file systems: they go on with a new mount, as the refusal of a dump says.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use torpor_runtimes_tests::command::{Run, command};
+use torpor_runtimes_tests::command::{Run, command, write_script};
 use torpor_runtimes_tests::criu::Job;
 use torpor_runtimes_tests::process;
 use torpor_runtimes_tests::scratch::Scratch;
@@ -122,8 +121,7 @@ fn sshfs_in(name: &str, namespaces: &str) -> Outcome {
     let [remote, place] = ["remote", "place"].map(|name| scratch.dir(name));
     fs::write(remote.join("old"), "old").unwrap();
     let server = scratch.join("server");
-    fs::write(&server, "#!/bin/sh\nexec /usr/lib/openssh/sftp-server\n").unwrap();
-    fs::set_permissions(&server, fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&server, "#!/bin/sh\nexec /usr/lib/openssh/sftp-server\n");
     let (own, place_shown) = (scratch.path().display(), place.display());
     let words = format!(
         "bwrap --ro-bind /usr /usr --symlink usr/bin /bin --symlink usr/lib /lib --symlink usr/lib64 /lib64 \
