@@ -1,11 +1,12 @@
 //! What jobs that are over must not leave on the machine.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use super::{Daemon, PATIENCE, shepherds};
+use super::{Daemon, PATIENCE, shepherds, until};
 
 /// Waits until nothing is left of the jobs of a daemon, which are all over: processes, control groups, mounts, checkpoints, and
 /// locks of connections that have one of these ports.
@@ -94,10 +95,16 @@ fn mounts(data: &Path) -> Vec<String> {
 /// What locks connections that have a port: elements of nftables, and rules of iptables.
 pub fn locks(port: u16) -> Vec<String> {
     let of = |program: &str, words: &[&str]| {
-        let output = Command::new(program).args(words).output();
-        output
-            .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
-            .unwrap_or_default()
+        until(&format!("{program} lists what there is"), || {
+            match Command::new(program).args(words).output() {
+                // Nobody has made anything with it.
+                Err(error) if error.kind() == ErrorKind::NotFound => Some(String::new()),
+                output => {
+                    let Output { status, stdout, .. } = output.unwrap();
+                    status.success().then(|| String::from_utf8_lossy(&stdout).into_owned())
+                }
+            }
+        })
     };
     let port = port.to_string();
     let names_it = |line: &str| {
