@@ -62,22 +62,29 @@ impl Bundle {
 
     /// Mounts a directory of the host.
     pub fn bind(mut self, source: &Path, target: &str, access: &str) -> Self {
-        let mount = json!({
-            "type": "bind", "source": source, "destination": target, "options": ["rbind", access],
-        });
-        self.config["mounts"].as_array_mut().unwrap().push(mount);
+        self.mount(source, target, &["rbind", access]);
         self
     }
 
+    fn mount(&mut self, source: &Path, target: &str, options: &[&str]) {
+        let mount = json!({
+            "type": "bind", "source": source, "destination": target, "options": options,
+        });
+        self.config["mounts"].as_array_mut().unwrap().push(mount);
+    }
+
     /// Makes all programs of the host available, by read-only mounts in place of what
-    /// [`rootfs::make`] has put there.
-    pub fn host_programs(self) -> Self {
+    /// [`rootfs::make`] has put there. What is mounted below comes and goes with others, and not along.
+    pub fn host_programs(mut self) -> Self {
         let root = self.dir.join("rootfs");
         for name in ["bin", "sbin", "lib", "lib64"] {
             fs::remove_dir_all(root.join(name)).unwrap();
             std::os::unix::fs::symlink(format!("usr/{name}"), root.join(name)).unwrap();
         }
-        self.bind(Path::new("/usr"), "/usr", "ro").bind(Path::new("/etc"), "/etc", "ro")
+        for dir in ["/usr", "/etc"] {
+            self.mount(Path::new(dir), dir, &["bind", "private", "ro"]);
+        }
+        self
     }
 
     /// Changes the configuration in a way that this type has no name for.
