@@ -439,6 +439,28 @@ fn a_tree_that_has_the_agent_in_it_is_refused_at_once() {
     assert!(here.is_clean() && there.is_clean());
 }
 
+/// It would run at both hosts.
+#[test]
+fn who_may_start_it_again_is_told_of() {
+    for (name, starts_again) in [("runsv", true), ("other", false)] {
+        let here = Host::new();
+        let program = here.path(name);
+        // What this process has open for writing is open in what other tests start, too (`ETXTBSY`).
+        assert!(Command::new("cp").arg("/bin/sh").arg(&program).status().unwrap().success());
+        let mut shell = Command::new(&program);
+        shell.args(["-c", "sleep 1000 & echo $!; wait"]).stdout(Stdio::piped());
+        let mut shell = shell.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(shell.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let killed = Killed(line.trim().parse().unwrap());
+        let said = error(&mut here.migrate(&["--dry-run", "--pid", line.trim(), "unix:/run/no"]));
+        let told = format!("Warning: {name} (process {}) looks after process", shell.id());
+        assert_eq!(said.contains(&told), starts_again, "{said}");
+        drop(killed);
+        shell.wait().unwrap();
+    }
+}
+
 /// Neither a thread nor what has ended is a tree of processes.
 #[test]
 fn what_is_no_process_is_named() {

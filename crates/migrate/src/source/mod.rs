@@ -11,6 +11,7 @@ mod rehearsal;
 mod resolve;
 mod round;
 mod sample;
+mod supervisor;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use self::pipes::cut_pipes;
 pub(crate) use self::rehearsal::rehearse;
 use self::resolve::Watch;
 pub(crate) use self::resolve::{cancel, resolve, watch};
+use self::supervisor::supervisor_of;
 use crate::address;
 use crate::cancel::Cancel;
 use crate::error::{Context, Error, Result};
@@ -170,7 +172,7 @@ pub(crate) struct Source<'a> {
 /// It goes on here then as if nothing had happened.
 pub(crate) fn run(plan: &Plan) -> Result<Report> {
     let root = find_root(plan.pid)?;
-    warn_of_pipes(plan)?;
+    warn(plan, &root)?;
     // Whoever undoes what a job has left that was killed is waited for.
     set_child_subreaper(Some(getpid())).context(|| "become the parent of orphans".to_owned())?;
     let cancel = Cancel::new()?;
@@ -230,10 +232,18 @@ fn find_root(pid: i32) -> Result<Task> {
     Err(Error::refused_with(format!("process {pid} cannot move: {why}"), hint))
 }
 
-/// Says which pipes are cut. A container's are its runtime's to connect.
-fn warn_of_pipes(plan: &Plan) -> Result<()> {
-    if plan.container.is_none() {
-        cut_pipes(&task::tree(plan.pid)?).iter().for_each(|pipe| tell!("Warning: {pipe}"));
+/// Says which pipes are cut, and who may start it here again. Both are its runtime's to do for a container.
+fn warn(plan: &Plan, root: &Task) -> Result<()> {
+    if plan.container.is_some() {
+        return Ok(());
+    }
+    cut_pipes(&task::tree(root.pid)?).iter().for_each(|pipe| tell!("Warning: {pipe}"));
+    if let Some(supervisor) = supervisor_of(root) {
+        tell!(
+            "Warning: {supervisor} looks after process {}, and may start it here again when it has moved. Have it not do that \
+             before, as by Restart=no",
+            root.pid
+        );
     }
     Ok(())
 }

@@ -17,8 +17,7 @@ use super::link::{Link, MIN_COMPARED};
 use super::round::{STORE, written_pages};
 use super::sample::Writes;
 use super::{
-    Plan, compares_files, find_root, in_own_users, is_shell_job, judge, subject, warn_of_pipes,
-    work_dir,
+    Plan, compares_files, find_root, in_own_users, is_shell_job, judge, subject, warn, work_dir,
 };
 use crate::engine::{self, PAGES, POST_DUMP, WORK, over_pages, repeat};
 use crate::error::{Context, Error, Result};
@@ -66,7 +65,7 @@ struct Checked {
 /// If there is no such tree; what keeps this from finding out anything.
 pub(crate) fn rehearse(plan: &Plan) -> Result<Rehearsal> {
     let root = find_root(plan.pid)?;
-    warn_of_pipes(plan)?;
+    warn(plan, &root)?;
     let (shell_job, kind) = (is_shell_job(&root)?, kind(plan)?);
     let id = new_id()?;
     let begin = Begin {
