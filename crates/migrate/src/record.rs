@@ -124,7 +124,7 @@ pub(crate) struct Record {
     /// The process that looks on at the source, and may have the job that holds the tasks.
     #[serde(default)]
     pub watch: Option<Task>,
-    /// The engine's process at the destination that makes the tasks, or did.
+    /// The engine's process that makes the tasks at the destination, or did; at the source that of the last round.
     pub worker: Option<Task>,
     /// The tasks here, the root first: those that are stopped at the source, those that are let go at
     /// the destination.

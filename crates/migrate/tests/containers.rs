@@ -4,6 +4,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "containers/given_up.rs"]
+mod given_up;
 mod support;
 #[path = "containers/tidied.rs"]
 mod tidied;

@@ -22,9 +22,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::net::RecvFlags;
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use torpor_images::proto::StatsEntry;
 use torpor_images::{ImageDir, kind};
+use torpor_kernel::proc;
 use torpor_worker::{
     Answer, Channel, Class, Event, FOR_DAEMON, Job, Level, Outcome, Report, Worker, gate, logs,
     tell,
@@ -447,6 +449,17 @@ pub fn wait(dir: &Path) {
     while task.lives() && start.elapsed() < PATIENCE {
         thread::sleep(PAUSE);
     }
+}
+
+/// Ends the engine of a call that works on a container in `dir`, if there is one, and waits until that has ended: it may be busy
+/// for long, and its guardian undoes at once what it has begun.
+pub(crate) fn end(dir: &Path) {
+    if let Some(call) = noted_task(dir).filter(Task::lives) {
+        let engines =
+            proc::children_of(call.pid).into_iter().filter_map(|pid| Task::find(pid).ok());
+        engines.for_each(|engine| engine.signal(Signal::KILL));
+    }
+    wait(dir);
 }
 
 /// Removes what is left of a container that did not come with its bundle below `bundles`: nothing works on it any more. One of

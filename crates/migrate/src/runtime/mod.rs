@@ -33,7 +33,7 @@ use self::conmon::Conmon;
 pub use self::conmon::{NAME as CONMON, run as conmon};
 pub use self::idle::serve as idle;
 pub use self::job::{Call, Streams, serve, start, start_restore, wait};
-pub(crate) use self::job::{KNOWN, remove, start_marked};
+pub(crate) use self::job::{KNOWN, end, remove, start_marked};
 pub use self::podman::Ways;
 pub(crate) use self::podman::{ARCHIVE, demand as make_demand};
 use crate::cancel::Cancel;

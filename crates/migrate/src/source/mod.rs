@@ -482,8 +482,7 @@ impl<'a> Source<'a> {
     fn give_up(&mut self, error: &Error) {
         if self.ledger.record().phase == Phase::Preparing {
             self.abort(error);
-            // A runtime's call goes on until its engine notices that nobody waits for it.
-            runtime::wait(self.work.path());
+            runtime::end(self.work.path());
             decide::wait_for_guard();
             self.ledger.conclude(Phase::Stayed);
         }

@@ -22,6 +22,7 @@ use crate::engine::{SELF, wait_readable};
 use crate::error::{Context, Error, Result};
 use crate::host::{boot, pid_namespace};
 use crate::record::{Ledger, Phase, Record, Side, look};
+use crate::runtime;
 use crate::task::Task;
 use crate::wire::Peer;
 use crate::wire::frame::BEATS;
@@ -238,6 +239,7 @@ fn settle(
     }
     match record.phase {
         Phase::Preparing => {
+            end_job(record);
             ledger.conclude(Phase::Stayed);
             return Ok("it has stayed here");
         }
@@ -297,6 +299,18 @@ fn judge_place(record: &Record) -> Result<()> {
         ),
         "call it where it was begun: inside of a container, or outside of this one",
     ))
+}
+
+/// Ends the job that may have stopped the tasks: it would notice late that nobody waits for it, and its guardian lets them go on at
+/// once. Elsewhere, and after a restart of the host, others have its number.
+fn end_job(record: &Record) {
+    if record.boot != boot() || Some(record.pids) != pid_namespace("self") {
+        return;
+    }
+    record.worker.iter().for_each(|worker| worker.signal(Signal::KILL));
+    if let (Some(_), Some(dir)) = (&record.container, &record.work) {
+        runtime::end(dir);
+    }
 }
 
 /// Lets the tasks go on, and writes that down. The job that holds them may be in the hands of the process that looks on, which

@@ -169,7 +169,16 @@ impl Source<'_> {
         }
     }
 
+    /// Starts the job of a round. Whoever finds out that this process was killed ends it.
     fn start_round(&mut self, number: u32, kind: RoundKind) -> Result<Worker> {
+        let worker = self.start_job(number, kind)?;
+        // One that has ended says so.
+        let task = Task::find(worker.pid().cast_signed()).ok();
+        self.ledger.advance(Phase::Preparing, |record| record.worker = task)?;
+        Ok(worker)
+    }
+
+    fn start_job(&mut self, number: u32, kind: RoundKind) -> Result<Worker> {
         let dir = self.round_dir(number);
         make_private(&dir)?;
         let pages = if kind == RoundKind::Lazy {

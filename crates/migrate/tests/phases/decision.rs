@@ -260,6 +260,30 @@ fn a_command_says_that_the_tasks_go_on_when_they_do() {
     wait_until("both tidy up", || here.is_clean() && there.is_clean());
 }
 
+/// The command is killed while what has stopped the tasks is at work: that is not waited for.
+#[test]
+fn a_command_that_is_killed_leaves_nothing_stopped() {
+    let counter = Counter::start(100, 1);
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    let reached = here.path("reached");
+    let hangs = format!(
+        "test $CRTOOLS_SCRIPT_ACTION != network-lock || {{ touch {0}; while test -e {0}; do sleep 0.01; done; }}",
+        reached.display()
+    );
+    let options = ["--action-script", &hangs].map(|word| format!("--dump-option={word}"));
+    let pid = counter.pid.to_string();
+    let args = ["--pid", &pid, "--mode", "stop-and-copy", &there.address];
+    let mut migration = here.migrate(&args).args(&options).spawn().unwrap();
+    wait_until("the tasks are stopped", || reached.exists());
+    migration.kill().unwrap();
+    migration.wait().unwrap();
+    counter.goes_on();
+    wait_until("who looks on writes it down", || here.phases("source") == ["stayed"]);
+    fs::remove_file(&reached).unwrap();
+    wait_until("both tidy up", || here.is_clean() && there.is_clean());
+}
+
 /// What is decided counts though one of both cannot write it down, and the record says so when it can be written again.
 #[test]
 fn what_is_decided_counts_without_a_record() {
