@@ -31,7 +31,10 @@ struct Line {
 
 impl AccessList {
     /// The list that an attribute holds.
-    pub(super) fn of_attribute(value: &[u8]) -> Result<Self> {
+    ///
+    /// # Errors
+    /// What is no list; a line about nobody.
+    pub fn of_attribute(value: &[u8]) -> Result<Self> {
         let (lines, []) = value.strip_prefix(&VERSION).ok_or_else(wrong)?.as_chunks::<LINE>()
         else {
             return Err(wrong());

@@ -1,5 +1,5 @@
-//! The content of a tmpfs, a compressed archive of tar(1): read entry by entry, for the policy,
-//! which judges what it would make, and for the restore, which makes it.
+//! The content of a tmpfs, a compressed archive as tar(1) has them: written entry by entry by the dump, and read so for the
+//! policy, which judges what it would make, and for the restore, which makes it.
 //!
 //! There is one reader for both, and it is strict: two readers of an archive that they take
 //! for different things are an old way to have something made that nobody has seen. It reads
@@ -11,6 +11,7 @@ mod list;
 mod pax;
 mod sparse;
 mod totals;
+mod write;
 
 use std::io::{self, Read};
 
@@ -24,12 +25,13 @@ pub use self::entry::{Entry, Make, Stretch};
 pub use self::field::Result;
 pub use self::list::{AccessList, LISTS};
 pub use self::totals::Totals;
+pub use self::write::{END, padding};
 
 use self::field::{BLOCK, check_sum, number, plain_path, until_zero};
 use self::pax::Extra;
 
 /// No archive holds more, in bytes.
-const MAX_CONTENT: u64 = 64 << 30;
+pub const MAX_CONTENT: u64 = 64 << 30;
 /// No header of names and attributes is larger, in bytes.
 const MAX_HEADER: u64 = 1 << 20;
 /// All entries together have no more attributes and lists, in bytes: whoever unpacks an archive keeps those of directories
@@ -40,7 +42,7 @@ const SET_USER: u32 = libc::S_ISUID;
 const SET_GROUP: u32 = libc::S_ISGID;
 pub(crate) const SET_ID: u32 = SET_USER | SET_GROUP;
 /// The attribute that gives a program capabilities.
-const CAPABILITIES: &[u8] = b"security.capability";
+pub const CAPABILITIES: &[u8] = b"security.capability";
 /// The label of SELinux: the owner of a file sets it, and what follows from it the rules of this host say.
 const LABEL: &[u8] = b"security.selinux";
 /// Attributes that no owner of a file can set: what other security modules go by, and overlays.

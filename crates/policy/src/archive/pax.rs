@@ -8,6 +8,11 @@ use super::list::{AccessList, LISTS};
 /// Records that change neither what is made nor who may use it.
 const PLAIN: [&[u8]; 4] = [b"uname", b"gname", b"atime", b"ctime"];
 
+/// What the records of attributes begin with.
+pub(super) const ATTRIBUTE: &[u8] = b"SCHILY.xattr.";
+/// What names of attributes have in records for what a record has a use for itself.
+const ESCAPES: [(u8, &[u8]); 2] = [(b'%', b"%25"), (b'=', b"%3D")];
+
 /// What such headers said. What is said twice is an error: readers differ in what counts.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Extra {
@@ -74,6 +79,26 @@ fn time(value: &[u8]) -> Result<(i64, u32)> {
     }
 }
 
+/// The name of an attribute as a record has it.
+pub(super) fn escaped(name: &[u8]) -> Vec<u8> {
+    let one = |byte: &u8| {
+        let escape = ESCAPES.iter().find(|(plain, _)| plain == byte);
+        escape.map_or_else(|| vec![*byte], |(_, escape)| escape.to_vec())
+    };
+    name.iter().flat_map(one).collect()
+}
+
+/// The name that a record has. What is no escape stands for itself, as to tar(1).
+fn unescaped(mut name: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(name.len());
+    while let Some((&byte, rest)) = name.split_first() {
+        let escape = ESCAPES.iter().find(|(_, escape)| name.starts_with(escape));
+        plain.push(escape.map_or(byte, |(plain, _)| *plain));
+        name = escape.map_or(rest, |(_, escape)| &name[escape.len()..]);
+    }
+    plain
+}
+
 impl Extra {
     /// Takes over records of the form `LENGTH KEY=VALUE\n`.
     pub(super) fn records(&mut self, mut text: &[u8]) -> Result<()> {
@@ -95,14 +120,14 @@ impl Extra {
         if key.starts_with(b"SCHILY.") {
             self.attribute_bytes += key.len() + value.len();
         }
-        if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
+        if let Some(name) = key.strip_prefix(ATTRIBUTE) {
             if let Some(list) = LISTS.iter().position(|list| list.as_bytes() == name) {
                 let value = AccessList::of_attribute(value)?;
                 return once(&mut self.lists[list].attribute, value);
             }
+            let name = unescaped(name);
             let is_name = !name.is_empty() && !name.contains(&0);
-            return match is_name && self.attributes.insert(name.to_vec(), value.to_vec()).is_none()
-            {
+            return match is_name && self.attributes.insert(name, value.to_vec()).is_none() {
                 true => Ok(()),
                 false => Err("an attribute that is none, or there twice".to_owned()),
             };

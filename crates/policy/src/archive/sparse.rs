@@ -5,7 +5,7 @@ use super::field::{BLOCK, Result, number};
 use super::pax::Sparse;
 
 /// No file has more stretches of data.
-const MAX_STRETCHES: usize = 1 << 20;
+pub(super) const MAX_STRETCHES: usize = 1 << 20;
 
 /// A map that is being read.
 #[derive(Debug, Default)]

@@ -12,7 +12,7 @@ fn asks(archive: &[u8]) -> Result<Vec<Ask>> {
     scan(archive, &|_, id| id, &mut |ask| all.push(ask)).map(|_| all)
 }
 
-fn compressed(tar: &[u8]) -> Vec<u8> {
+pub(super) fn compressed(tar: &[u8]) -> Vec<u8> {
     let mut gz = flate2::write::GzEncoder::new(vec![], flate2::Compression::fast());
     gz.write_all(tar).unwrap();
     gz.finish().unwrap()
@@ -235,6 +235,9 @@ fn records_are_read_strictly() {
     assert_eq!(extra.name(&[0; BLOCK]), b"y");
     assert_eq!(extra.modified, Some((-2, 750_000_000)));
     assert!(read(&[b"11 path=/x\n", b"11 path=/y\n"]).is_err());
+    // As tar(1) writes names with what a record has a use for.
+    let extra = read(&[b"36 SCHILY.xattr.user.100%25%3D%41=v\n"]).unwrap();
+    assert_eq!(extra.attributes, [(b"user.100%=%41".to_vec(), b"v".to_vec())].into());
     // A second before the first that there is.
     assert!(read(&[b"33 mtime=-9223372036854775808.5\n"]).is_err());
 }
