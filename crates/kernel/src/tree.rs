@@ -13,9 +13,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::vec::IntoIter;
 
+use rustix::buffer::spare_capacity;
 use rustix::fs::{
-    AtFlags, CWD, Dir, Mode, OFlags, ResolveFlags, fgetxattr, flistxattr, mkdirat, openat, openat2,
-    readlinkat, unlinkat,
+    AtFlags, CWD, Dir, Mode, OFlags, ResolveFlags, fgetxattr, flistxattr, getxattr, listxattr,
+    mkdirat, openat, openat2, readlinkat, unlinkat,
 };
 use rustix::io::{Errno, Result};
 use rustix::process::geteuid;
@@ -183,6 +184,16 @@ pub fn remove_at(path: &Path) -> Result<()> {
     remove(&parent.into(), path.file_name().ok_or(Errno::INVAL)?)
 }
 
+/// The names in a directory, in no order.
+///
+/// # Errors
+/// If the directory cannot be read.
+pub fn names(dir: &File) -> Result<Vec<CString>> {
+    let is_own = |name: &CString| ![c".", c".."].contains(&name.as_c_str());
+    let all = Dir::read_from(dir)?.map(|entry| Ok(entry?.file_name().to_owned()));
+    all.filter(|name| name.as_ref().map_or(true, is_own)).collect()
+}
+
 /// A directory that is being emptied.
 struct Emptying {
     id: Id,
@@ -194,14 +205,7 @@ struct Emptying {
 
 impl Emptying {
     fn of(dir: &File, own: CString) -> Result<Self> {
-        let mut names = Vec::new();
-        for entry in Dir::read_from(dir)? {
-            let name = entry?.file_name().to_owned();
-            if ![c".", c".."].contains(&name.as_c_str()) {
-                names.push(name);
-            }
-        }
-        Ok(Self { id: id(&metadata(dir)?), own, names: names.into_iter() })
+        Ok(Self { id: id(&metadata(dir)?), own, names: names(dir)?.into_iter() })
     }
 }
 
@@ -331,18 +335,36 @@ pub fn attributes(file: impl AsFd) -> Result<Attributes> {
 /// # Errors
 /// If the file system does not list them, for another reason than that it has none.
 pub fn attributes_shown(file: impl AsFd) -> Result<(Attributes, KeptBack)> {
-    let mut names = vec![0; MAX_ATTRIBUTE];
-    let len = match flistxattr(&file, &mut names[..]) {
-        Ok(len) => len,
+    let list = |names: &mut Vec<u8>| flistxattr(&file, spare_capacity(names));
+    shown_by(list, |name, value| fgetxattr(&file, name, spare_capacity(value)))
+}
+
+/// The same of what is open without effect (`O_PATH`), of whatever kind it is.
+///
+/// # Errors
+/// As [`attributes_shown`].
+pub fn attributes_of_any(file: &impl AsRawFd) -> Result<(Attributes, KeptBack)> {
+    let path = by_descriptor(file);
+    let list = |names: &mut Vec<u8>| listxattr(&path, spare_capacity(names));
+    shown_by(list, |name, value| getxattr(&path, name, spare_capacity(value)))
+}
+
+fn shown_by(
+    list: impl FnOnce(&mut Vec<u8>) -> Result<usize>,
+    get: impl Fn(&[u8], &mut Vec<u8>) -> Result<usize>,
+) -> Result<(Attributes, KeptBack)> {
+    let mut names = Vec::with_capacity(MAX_ATTRIBUTE);
+    match list(&mut names) {
         // This file system has none.
-        Err(Errno::NOTSUP) => 0,
+        Ok(_) | Err(Errno::NOTSUP) => {}
         Err(errno) => return Err(errno),
-    };
+    }
     let (mut shown, mut kept_back) = (Vec::new(), Vec::new());
-    for name in names[..len].split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
-        let mut value = vec![0; MAX_ATTRIBUTE];
-        match fgetxattr(&file, name, &mut value[..]) {
-            Ok(len) => shown.push((name.to_vec(), value[..len].to_vec())),
+    let mut value = Vec::with_capacity(MAX_ATTRIBUTE);
+    for name in names.split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
+        value.clear();
+        match get(name, &mut value) {
+            Ok(_) => shown.push((name.to_vec(), value.clone())),
             Err(Errno::NODATA) => {}
             Err(errno) => kept_back.push((name.to_vec(), errno)),
         }
@@ -478,6 +500,20 @@ mod tests {
         remove_at(&root).unwrap();
         assert!(!root.exists() && outside.join("file").exists());
         remove_at(&root).unwrap();
+    }
+
+    /// Also of a link, and not of what it leads to.
+    #[test]
+    fn attributes_are_shown_of_what_is_not_opened() {
+        let (_place, root, tree) = scene();
+        symlink("dir", root.join("link")).unwrap();
+        for (name, value) in [("dir", &b"directory"[..]), ("link", b"link")] {
+            let flags = rustix::fs::XattrFlags::empty();
+            rustix::fs::lsetxattr(root.join(name), "trusted.it", value, flags).unwrap();
+            let it = tree.open(Path::new(name), OFlags::PATH).unwrap();
+            let shown = attributes_of_any(&it).unwrap().0;
+            assert_eq!(shown, [(b"trusted.it".to_vec(), value.to_vec())], "{name}");
+        }
     }
 
     #[test]
