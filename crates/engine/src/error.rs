@@ -60,7 +60,7 @@ pub enum Error {
     /// An option or a feature that this build does not have.
     #[error("{0} is not supported")]
     Unsupported(String),
-    /// A helper program (tar, ip, nft …) failed.
+    /// A helper program (ip, nft …) failed.
     #[error("{program} failed: {reason}")]
     Program {
         /// The program and its arguments.

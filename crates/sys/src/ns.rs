@@ -1,9 +1,6 @@
 //! Namespaces.
 
-use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::process::Command;
 
 use crate::{Result, check};
 
@@ -83,41 +80,11 @@ pub fn maker(namespace: BorrowedFd<'_>) -> Result<u32> {
     Ok(id)
 }
 
-/// Makes a program start inside a user namespace, as its user 0, with none of the caller's groups and keys: whoever has made the
-/// namespace has all rights over the program.
-pub fn start_in_user_namespace(command: &mut Command, namespace: OwnedFd) {
-    let enter = move || {
-        // SAFETY: an empty list needs no memory.
-        let ret = unsafe { libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<u32>()) };
-        match check(ret) {
-            // Then the caller is the user who has made the namespace, as a rule.
-            Err(e) if e.raw_os_error() != Some(libc::EPERM) => return Err(e),
-            _ => {}
-        }
-        let join = libc::KEYCTL_JOIN_SESSION_KEYRING;
-        // A kernel without keyrings has none, and a caller that may not ask for one has none to hide.
-        // SAFETY: without a name a keyring is made.
-        let _ = unsafe { libc::syscall(libc::SYS_keyctl, join, std::ptr::null::<u8>()) };
-        let fd = namespace.as_raw_fd();
-        // SAFETY: a descriptor, which the closure owns, and a number.
-        check(unsafe { libc::syscall(libc::SYS_setns, fd, libc::CLONE_NEWUSER) })?;
-        // SAFETY: numbers only.
-        check(unsafe { libc::syscall(libc::SYS_setresgid, 0, 0, 0) })?;
-        // SAFETY: numbers only.
-        check(unsafe { libc::syscall(libc::SYS_setresuid, 0, 0, 0) })?;
-        io::Result::Ok(())
-    };
-    // SAFETY: between fork and exec the closure makes raw system calls only: it
-    // takes no lock and allocates nothing (errors here carry just a number).
-    unsafe { command.pre_exec(enter) };
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::os::fd::AsFd;
     use std::os::unix::fs::MetadataExt;
-    use std::time::Duration;
 
     #[test]
     fn a_namespace_has_a_kind() {
@@ -135,36 +102,5 @@ mod tests {
         let owner = std::fs::File::from(owner(mnt.as_fd()).unwrap());
         let user = std::fs::metadata("/proc/self/ns/user").unwrap();
         assert_eq!(owner.metadata().unwrap().ino(), user.ino());
-    }
-
-    /// Also where nobody may change groups: those of root would be of use to a user of this host who has made the namespace.
-    #[test]
-    fn a_program_takes_no_groups_along() {
-        let mut resident = Command::new("unshare");
-        resident.args(["--user", "--map-root-user", "sleep", "1000"]);
-        let mut resident = resident.spawn().unwrap();
-        let pid = resident.id();
-        let path = |name: &str| format!("/proc/{pid}/{name}");
-        let map = || std::fs::read_to_string(path("gid_map")).unwrap();
-        while map().split_ascii_whitespace().nth(2) != Some("1") {
-            assert!(resident.try_wait().unwrap().is_none(), "it makes no user namespace");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        assert_eq!(std::fs::read_to_string(path("setgroups")).unwrap(), "deny\n");
-        let namespace = std::fs::File::open(path("ns/user")).unwrap().into();
-        let mut command = Command::new("grep");
-        command.args(["^Groups:", "/proc/self/status"]);
-        let groups = || {
-            // SAFETY: a list of two numbers, which the call only reads.
-            let set = unsafe { libc::syscall(libc::SYS_setgroups, 2, [0_u32, 7].as_ptr()) };
-            check(set).map(drop)
-        };
-        // SAFETY: the closure makes one system call.
-        unsafe { command.pre_exec(groups) };
-        start_in_user_namespace(&mut command, namespace);
-        let said = command.output().unwrap();
-        resident.kill().unwrap();
-        resident.wait().unwrap();
-        assert_eq!(String::from_utf8(said.stdout).unwrap().trim_end(), "Groups:");
     }
 }

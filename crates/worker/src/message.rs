@@ -151,7 +151,7 @@ pub enum Class {
     BadImage,
     /// The policy forbids what the images ask for, or a key is missing or wrong.
     Forbidden,
-    /// The kernel, or a program that the engine runs (tar, nft, ip), refused an operation; a task
+    /// The kernel, or a program that the engine runs (nft, ip), refused an operation; a task
     /// has ended meanwhile.
     Kernel,
     /// The command line makes no sense.

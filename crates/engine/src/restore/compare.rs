@@ -139,8 +139,8 @@ fn is_refilled(kind: Kind) -> bool {
     kind == kind::TMPFS_DEV
 }
 
-/// The devices of those file systems whose archives differ. They differ, too, where the files are the same: tar(1)
-/// writes its process id beside a file with holes.
+/// The devices of those file systems whose archives differ. They may differ where the files are the same, in their holes or
+/// as another version of this program writes them.
 ///
 /// # Errors
 /// Images that cannot be read.

@@ -25,7 +25,7 @@ use std::thread;
 use super::frame::MAX_FRAME;
 use crate::error::{Context, Error, Result};
 
-/// What is compared by itself. Archives of tar(1) keep what is equal at distances of that, if they are stored.
+/// What is compared by itself. Archives keep what is equal at distances of that, if they are stored.
 const UNIT: usize = 512;
 /// Of so many units of an earlier image the sum of one is known.
 const STRIDE: u64 = 8;

@@ -1,22 +1,18 @@
-//! The content of tmpfs mounts (`tmpfs-dev-DEV.tar.gz.img`), written by tar(1): it knows
-//! modes, owners, times, devices, hard links, holes, and extended attributes. Access control
-//! lists are of these: as lists (`--acls`), they would have names of users for their ids, whatever
-//! `--numeric-owner` says. It is read by [`super::unpack`].
+//! The content of tmpfs mounts (`tmpfs-dev-DEV.tar.gz.img`): an archive as tar(1) has them ([`super::pack`]), packed for
+//! gzip(1) or stored. It is read by [`super::unpack`].
 
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
-use std::process::Command;
 
 use torpor_images::Writer;
 
+use super::pack::{Changed, pack};
 use super::packer::Packer;
 use super::storer::Storer;
-use crate::error::{Context, Error, Result};
+use crate::error::{About, Context, Error, Result};
 use crate::halt::{Halt, Until};
-use crate::tool::{self, Done};
-
-/// Owners as numbers, and what else files have.
-pub(super) const COMMON: &[&str] = &["--numeric-owner", "--xattrs", "--xattrs-include=*"];
+use crate::namespace::user::IdMaps;
 
 /// The file system that is saved.
 #[derive(Debug, Clone, Copy)]
@@ -29,76 +25,42 @@ pub(super) struct SavedFileSystem<'a> {
     pub is_stored: bool,
 }
 
-/// Writes all below `root` to `archive`. User and group ids are those of the user
-/// namespace, if one is given.
+/// Writes all below `root` to `archive`, with ids of the user namespace that has these maps.
 ///
 /// # Errors
-/// If tar fails, or finds files changed that none but the tree should have; those of [`Halt::check`], which is asked
-/// before each piece.
+/// If a file cannot be read, or others than the tree have changed one that it has alone; those of [`Halt::check`], which is
+/// asked before each piece.
 pub(super) fn save(
     root: BorrowedFd<'_>,
     mut archive: Writer,
-    userns: Option<OwnedFd>,
+    maps: &IdMaps,
     place: SavedFileSystem<'_>,
     halt: &Halt,
 ) -> Result<()> {
-    let mut tar = tar(root, userns);
-    let what = || format!("pack the files at {}", place.at.display());
+    let what = || place.what();
     if place.is_stored {
-        // It is read as fast as it is written: more at once is less work.
-        tar.arg("--blocking-factor=512");
         let mut storer = Storer::new(&mut archive);
-        place.judge(tool::run(&mut tar, None, &mut Until { halt, out: &mut storer })?)?;
+        place.judge(pack(root, maps, &mut Until { halt, out: &mut storer }).about(what)?)?;
         storer.finish().context(what)?;
     } else {
         let mut packer = Packer::new(&mut archive);
-        place.judge(tool::run(&mut tar, None, &mut Until { halt, out: &mut packer })?)?;
+        place.judge(pack(root, maps, &mut Until { halt, out: &mut packer }).about(what)?)?;
         packer.finish().context(what)?;
     }
     Ok(archive.finish()?)
 }
 
-/// A tar that saves all below `root`, a directory that may be in no mount namespace.
-fn tar(root: BorrowedFd<'_>, userns: Option<OwnedFd>) -> Command {
-    let mut tar = Command::new("tar");
-    tar.current_dir(format!("/proc/self/fd/{}", root.as_raw_fd()))
-        .env("LC_ALL", "C")
-        .env_remove("TAR_OPTIONS");
-    // Times finer than seconds, and attributes, need the posix format. The same content makes
-    // the same archive: a restore in rounds compares them.
-    tar.args(["--create", "--format=posix", "--sparse", "--atime-preserve=system", "--sort=name"])
-        .arg("--pax-option=exthdr.name=%d/PaxHeaders/%f,delete=atime,delete=ctime")
-        .arg("--warning=no-file-ignored")
-        .args(COMMON)
-        .arg(".");
-    if let Some(userns) = userns {
-        torpor_sys::ns::start_in_user_namespace(&mut tar, userns);
-    }
-    tar
-}
-
 impl SavedFileSystem<'_> {
-    /// Whether what tar has written is what there was. Files that others change while they are read (exit status 1, and the
-    /// archive is complete) are as they were at some moment: more than that nobody can say of what is not the tree's alone.
-    fn judge(self, done: Option<Done>) -> Result<()> {
-        /// What tar says of files that change under its hands.
-        const CHANGED: i32 = 1;
-        let at = self.at.display();
-        let program = format!("tar of the files at {at}");
-        let Some(done) = done else {
-            return Err(Error::Program { program, reason: "not found; install tar".to_owned() });
-        };
-        if done.status.success() {
-            return Ok(());
-        }
-        // The last line only sums up ("Exiting with failure status …").
-        let cause = done.messages.lines().next();
-        let cause = cause.map(|line| line.strip_prefix("tar: ").unwrap_or(line));
-        if done.status.code() != Some(CHANGED) {
-            return Err(tool::failed(program, done.status, cause));
-        }
-        let cause = cause.unwrap_or_default();
+    fn what(self) -> String {
+        format!("pack the files at {}", self.at.display())
+    }
+
+    /// Whether what is packed is what there was. The archive is complete in any case, and files that others have changed while
+    /// they were read are as they were at some moment: more than that nobody can say of what is not the tree's alone.
+    fn judge(self, changed: Changed) -> Result<()> {
+        let Some(cause) = changed else { return Ok(()) };
         if self.is_shared {
+            let at = self.at.display();
             tracing::warn!(
                 "{at} is not of these tasks alone, and changes while it is saved: {cause}"
             );
@@ -107,7 +69,7 @@ impl SavedFileSystem<'_> {
         let reason = format!(
             "{cause}: a process outside of the tree writes there; try again when it does not"
         );
-        Err(Error::Program { program, reason })
+        Err(Error::Os { what: self.what(), source: io::Error::other(reason) })
     }
 }
 
@@ -116,7 +78,13 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use std::fs::{self, File};
+    use std::io::Write;
     use std::os::fd::AsFd;
+    use std::os::unix::fs::chown;
+    use std::process::Command;
+
+    use torpor_images::kind;
+    use torpor_policy::{IdExtent, UserMaps};
 
     use super::*;
 
@@ -124,34 +92,70 @@ mod tests {
         SavedFileSystem { at: Path::new("/dev/shm"), is_shared, is_stored: false }
     }
 
-    /// Tar itself has the file grow, after it has read the first part of it.
+    /// What is written goes on, and something happens before a file's data does.
+    struct Meanwhile<W, F> {
+        out: W,
+        happens: F,
+    }
+
+    impl<W: Write, F: FnMut()> Write for Meanwhile<W, F> {
+        fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+            if data.starts_with(b"xxxx") {
+                (self.happens)();
+            }
+            self.out.write(data)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What tar(1) lists of an archive, and one of its files.
+    fn listed(archive: &Path, file: &str) -> (String, Vec<u8>) {
+        let tar = |how: &[&str]| {
+            let output = Command::new("tar").arg(how[0]).arg(archive).args(&how[1..]).output();
+            let output = output.unwrap();
+            assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+            output.stdout
+        };
+        (String::from_utf8(tar(&["-tzf"])).unwrap(), tar(&["-xOzf", file]))
+    }
+
+    /// They grow, become shorter and go when the first part of one has been read.
     #[test]
     fn files_of_others_may_change_meanwhile() {
+        const LEN: usize = 1 << 20;
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("root");
         fs::create_dir(&root).unwrap();
-        fs::write(root.join("log"), vec![b'x'; 1 << 20]).unwrap();
-        let save = || {
+        let (log, next) = (root.join("log"), root.join("next"));
+        let save = |happens: &dyn Fn(), names: &str| {
+            fs::write(&log, vec![b'x'; LEN]).unwrap();
+            fs::write(&next, "").unwrap();
             let there = File::open(&root).unwrap();
-            let mut tar = tar(there.as_fd(), None);
-            tar.args(["--checkpoint=10", "--checkpoint-action=exec=echo more >>log"]);
-            let mut archive = Vec::new();
-            let mut packer = Packer::new(&mut archive);
-            let done = tool::run(&mut tar, None, &mut packer).unwrap();
-            packer.finish().unwrap();
-            (done, archive)
+            let mut out = Meanwhile { out: Packer::new(Vec::new()), happens };
+            let changed = pack(there.as_fd(), &IdMaps::identity(), &mut out).unwrap();
+            let path = dir.path().join("tar.gz");
+            fs::write(&path, out.out.finish().unwrap()).unwrap();
+            let (listed, content) = listed(&path, "./log");
+            assert_eq!((listed.as_str(), content.len()), (names, LEN), "it is complete");
+            place(true).judge(changed.clone()).unwrap();
+            let error = place(false).judge(changed).unwrap_err().to_string();
+            let why = error.strip_prefix("pack the files at /dev/shm: ");
+            let why = why.unwrap_or_else(|| panic!("{error}"));
+            (why.split_once(':').unwrap().0.to_owned(), content)
         };
-        let (done, archive) = save();
-        place(true).judge(done).unwrap();
-        fs::write(dir.path().join("tar.gz"), archive).unwrap();
-        let mut list = Command::new("tar");
-        list.arg("-tzf").arg(dir.path().join("tar.gz"));
-        assert_eq!(list.output().unwrap().stdout, b"./\n./log\n", "it is complete");
-        let error = place(false).judge(save().0).unwrap_err().to_string();
-        assert!(
-            error.starts_with("tar of the files at /dev/shm failed: ./log: file changed"),
-            "{error}"
-        );
+        let open = || File::options().append(true).open(&log).unwrap();
+        let (why, content) = save(&|| open().write_all(b"+").unwrap(), "./\n./log\n./next\n");
+        assert_eq!(why, "./log changed while it was read");
+        assert!(content.iter().all(|&byte| byte == b'x'));
+        let (why, content) = save(&|| open().set_len(300_000).unwrap(), "./\n./log\n./next\n");
+        let expected = format!("./log became {} bytes shorter while it was read", LEN - 300_000);
+        assert_eq!(why, expected);
+        assert!(content.ends_with(&[0; LEN - 300_000]));
+        let (why, _) = save(&|| drop(fs::remove_file(&next)), "./\n./log\n");
+        assert_eq!(why, "./next was removed before it was read");
     }
 
     /// It is as large as what it has, and an archive that tar(1) knows.
@@ -164,12 +168,11 @@ mod tests {
         let lens = [false, true].map(|is_stored| {
             let path = dir.path().join(format!("{is_stored}.tar.gz"));
             let file = File::create(&path).unwrap();
-            let archive = Writer::new(torpor_images::kind::TMPFS_DEV, &path, file).unwrap();
+            let archive = Writer::new(kind::TMPFS_DEV, &path, file).unwrap();
             let place = SavedFileSystem { is_stored, ..place(false) };
             let root = File::open(&root).unwrap();
-            save(root.as_fd(), archive, None, place, &Halt::default()).unwrap();
-            let mut list = Command::new("tar");
-            assert_eq!(list.arg("-tzf").arg(&path).output().unwrap().stdout, b"./\n./rows\n");
+            save(root.as_fd(), archive, &IdMaps::identity(), place, &Halt::default()).unwrap();
+            assert_eq!(listed(&path, "./rows"), ("./\n./rows\n".to_owned(), vec![b'7'; 1 << 20]));
             path.metadata().unwrap().len()
         });
         assert!(lens[0] < 1 << 16 && lens[1] > 1 << 20, "{lens:?}");
@@ -186,9 +189,10 @@ mod tests {
         for is_stored in [false, true] {
             let path = dir.path().join("it.tar.gz");
             let file = File::create(&path).unwrap();
-            let archive = Writer::new(torpor_images::kind::TMPFS_DEV, &path, file).unwrap();
+            let archive = Writer::new(kind::TMPFS_DEV, &path, file).unwrap();
             let place = SavedFileSystem { is_stored, ..place(false) };
-            let error = save(root.as_fd(), archive, None, place, &halt).unwrap_err().to_string();
+            let saved = save(root.as_fd(), archive, &IdMaps::identity(), place, &halt);
+            let error = saved.unwrap_err().to_string();
             assert!(error.ends_with("has failed: task 1 is gone"), "{error}");
             assert_eq!(path.metadata().unwrap().len(), 0);
         }
@@ -196,21 +200,18 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_named() {
-        let mut tar = Command::new("tar");
-        tar.env("LC_ALL", "C").args(["--create", "./no such file"]);
-        let done = tool::run(&mut tar, None, &mut std::io::sink()).unwrap();
-        let error = place(true).judge(done).unwrap_err().to_string();
-        assert!(
-            error.starts_with(
-                "tar of the files at /dev/shm failed: exit status: 2: ./no such file: "
-            ),
-            "{error}"
-        );
-        assert!(
-            error.ends_with("No such file or directory") && !error.contains("--create"),
-            "{error}"
-        );
-        let error = place(true).judge(None).unwrap_err().to_string();
-        assert!(error.ends_with("install tar"), "{error}");
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("file"), "").unwrap();
+        chown(dir.path(), Some(100_000), Some(100_000)).unwrap();
+        let map = vec![IdExtent::new(0, 100_000, 1000).unwrap()];
+        let maps = IdMaps::new(UserMaps { users: map.clone(), groups: map });
+        let path = dir.path().with_extension("gz");
+        let archive = Writer::new(kind::TMPFS_DEV, &path, tempfile::tempfile().unwrap()).unwrap();
+        let root = File::open(dir.path()).unwrap();
+        let saved = save(root.as_fd(), archive, &maps, place(true), &Halt::default());
+        let error = saved.unwrap_err().to_string();
+        let expected =
+            "pack the files at /dev/shm: open ./file: its user namespace does not have the owner";
+        assert!(error.starts_with(expected), "{error}");
     }
 }

@@ -58,7 +58,7 @@ impl Saving<'_> {
 pub(crate) struct Unsaved {
     root: OwnedFd,
     archive: Writer,
-    user_namespace: Option<OwnedFd>,
+    id_maps: IdMaps,
     at: PathBuf,
     is_shared: bool,
     is_stored: bool,
@@ -68,16 +68,15 @@ impl Unsaved {
     /// Writes its content.
     ///
     /// # Errors
-    /// If tar fails, or finds files changed that none but the tree should have; those of [`Halt::check`].
+    /// As [`content::save`].
     fn save(self, halt: &Halt) -> Result<()> {
-        let Self { root, archive, user_namespace, at, is_shared, is_stored } = self;
+        let Self { root, archive, id_maps, at, is_shared, is_stored } = self;
         let place = content::SavedFileSystem { at: &at, is_shared, is_stored };
-        content::save(root.as_fd(), archive, user_namespace, place, halt)
+        content::save(root.as_fd(), archive, &id_maps, place, halt)
     }
 }
 
-/// Saves files in memory in a thread of its own while `copy` copies pages: tar has a processor to itself, and pages go out
-/// meanwhile. The tasks stand still until both are done, or one has failed: the other one ends early then.
+/// Saves files in memory in a thread of its own while `copy` copies pages, which go out meanwhile. The tasks stand still until both are done, or one has failed: the other one ends early then.
 ///
 /// # Errors
 /// As [`Unsaved::save`]; those of `copy`. The first of them.
@@ -266,7 +265,7 @@ fn alone(cx: &Saving<'_>, mount: &Mount) -> Result<OwnedFd> {
     cx.mounts.open_alone(mount.id.cast_signed())
 }
 
-/// Writes the content of file systems that nobody else has, but for those that tar packs: these are returned.
+/// Writes the content of file systems that nobody else has, but for those that are packed: these are returned.
 fn save_contents(cx: &Saving<'_>, forest: &Forest) -> Result<Vec<Unsaved>> {
     let (mut saved, mut unsaved) = (Vec::new(), Vec::new());
     for node in forest.nodes() {
@@ -296,8 +295,8 @@ fn save_contents(cx: &Saving<'_>, forest: &Forest) -> Result<Vec<Unsaved>> {
         let archive = cx.images.writer(kind::TMPFS_DEV, u64::from(mount.dev))?;
         let is_shared = cx.mounts.host.mounts().iter().any(|other| other.dev == whole.dev);
         let (at, is_stored) = (whole.mountpoint.clone(), cx.wanted.stores_files);
-        let user_namespace = user_namespace(cx)?;
-        unsaved.push(Unsaved { root, archive, user_namespace, at, is_shared, is_stored });
+        let id_maps = cx.id_maps.clone();
+        unsaved.push(Unsaved { root, archive, id_maps, at, is_shared, is_stored });
     }
     Ok(unsaved)
 }
@@ -319,13 +318,6 @@ fn readable(cx: &Saving<'_>, forest: &Forest, node: Node) -> Result<OwnedFd> {
     })
 }
 
-/// The user namespace whose ids the images hold.
-fn user_namespace(cx: &Saving<'_>) -> Result<Option<OwnedFd>> {
-    let ns = cx.spaces.own_user();
-    let file = ns.and_then(|ns| ns.file.as_ref());
-    file.map(|f| f.try_clone().context(|| "dup".to_owned())).transpose()
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -345,9 +337,9 @@ mod tests {
                 rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
             let archive = Writer::new(kind::TMPFS_DEV, dir.path(), File::from(writer)).unwrap();
             let root = File::open(dir.path()).unwrap().into();
-            let (at, user_namespace) = (PathBuf::from("/dev/shm"), None);
+            let (at, id_maps) = (PathBuf::from("/dev/shm"), IdMaps::identity());
             let (is_shared, is_stored) = (false, true);
-            let files = Unsaved { root, archive, user_namespace, at, is_shared, is_stored };
+            let files = Unsaved { root, archive, id_maps, at, is_shared, is_stored };
             (File::from(reader), vec![files])
         };
         let (mut reader, files) = unsaved();
@@ -368,7 +360,8 @@ mod tests {
             halt.check()
         });
         let error = failed.unwrap_err().to_string();
-        assert!(error.starts_with("run tar: Broken pipe"), "{error}");
+        let expected = "pack the files at /dev/shm: write the archive: Broken pipe";
+        assert!(error.starts_with(expected), "{error}");
         let failed = save_beside(Vec::new(), |_| Err(Error::Gone { pid: 1 }));
         assert!(matches!(failed, Err(Error::Gone { pid: 1 })));
     }

@@ -18,6 +18,7 @@ mod nested;
 mod origin;
 mod outside;
 mod overlay;
+mod pack;
 mod packer;
 mod planned;
 mod refill;

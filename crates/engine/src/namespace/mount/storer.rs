@@ -2,14 +2,14 @@
 //!
 //! A stream that is packed changes as a whole behind the first byte that changes. Here each byte stays what it is, and
 //! what is equal in two streams is at places that differ by a multiple of [`UNIT`], if that holds for the streams: for
-//! those of tar(1) it does.
+//! archives it does.
 
 use std::io::{self, Write};
 
 use flate2::write::GzEncoder;
 use flate2::{Compression, Crc};
 
-/// What tar(1) counts in.
+/// What archives count in.
 const UNIT: usize = 512;
 /// What is stored at once: as many units as a block of deflate can hold (RFC 1951, 3.2.4).
 const PIECE: usize = 127 * UNIT;

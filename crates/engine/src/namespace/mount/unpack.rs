@@ -425,4 +425,4 @@ fn take_attributes(entry: &Entry, was: &Entry, path: &Path) -> rustix::io::Resul
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -5,7 +5,8 @@ use std::process::{Command, Stdio};
 
 use torpor_policy::{Device, scan_archive};
 
-use super::super::content::COMMON;
+use super::super::pack::pack;
+use super::super::packer::Packer;
 use super::*;
 
 /// An entry of an archive in the oldest of its formats, and its data.
@@ -119,19 +120,19 @@ fn what_is_judged_is_what_is_unpacked() {
 }
 
 /// A directory that archives fill.
-struct Filled {
+pub(crate) struct Filled {
     root: File,
     contents: Contents,
     used: HashSet<u64>,
 }
 
 impl Filled {
-    fn in_dir(dir: &tempfile::TempDir) -> Self {
+    pub(crate) fn in_dir(dir: &tempfile::TempDir) -> Self {
         let root = File::open(dir.path()).unwrap();
         Self { root, contents: Contents::new(), used: HashSet::new() }
     }
 
-    fn unpack(&mut self, archive: &[u8], judged: &HashSet<Ask>) -> Result<()> {
+    pub(crate) fn unpack(&mut self, archive: &[u8], judged: &HashSet<Ask>) -> Result<()> {
         let (root, maps) = (self.root.as_fd(), &IdMaps::identity());
         let target = UnpackInto { root, name: "it", maps, judged };
         unpack(target, archive, |entry| drop(self.contents.insert(entry.path.clone(), entry)))
@@ -145,17 +146,15 @@ impl Filled {
 }
 
 /// The archive of a directory, as a dump writes it.
-fn packed(dir: &Path) -> Vec<u8> {
-    let mut archive = Command::new("tar");
-    archive.args(["--create", "--gzip", "--format=posix", "--sparse", "--sort=name"]);
-    archive.args(COMMON).arg("--directory");
-    let output = archive.arg(dir).arg(".").output().unwrap();
-    assert!(output.status.success(), "{output:?}");
-    output.stdout
+pub(crate) fn packed(dir: &Path) -> Vec<u8> {
+    let (root, mut packer) = (File::open(dir).unwrap(), Packer::new(Vec::new()));
+    let changed = pack(root.as_fd(), &IdMaps::identity(), &mut packer).unwrap();
+    assert_eq!(changed, None);
+    packer.finish().unwrap()
 }
 
 /// All that can be seen of what is below a directory.
-fn seen(dir: &Path) -> Vec<String> {
+pub(crate) fn seen(dir: &Path) -> Vec<String> {
     let script =
         "find . -printf '%P %y %m %U %G %n %s %T@ %l\\n'; find . -type f -exec sha256sum {} +";
     let output = Command::new("sh").args(["-c", script]).current_dir(dir).output().unwrap();
@@ -173,20 +172,27 @@ fn seen(dir: &Path) -> Vec<String> {
     lines
 }
 
-fn set(file: &Path, name: &str, value: &[u8]) {
+pub(crate) fn set(file: &Path, name: &str, value: &[u8]) {
     rustix::fs::setxattr(file, name, value, XattrFlags::empty()).unwrap();
 }
 
 /// An access control list as the kernel has it: the owner, user 1, who has a name on every host, the group,
 /// the mask, and others.
-const LIST: [u8; 44] = [
+pub(crate) const LIST: [u8; 44] = [
     2, 0, 0, 0, 1, 0, 6, 0, 255, 255, 255, 255, 2, 0, 7, 0, 1, 0, 0, 0, 4, 0, 4, 0, 255, 255, 255,
     255, 16, 0, 7, 0, 255, 255, 255, 255, 32, 0, 0, 0, 255, 255, 255, 255,
 ];
 
-fn shell(dir: &Path, script: &str) {
+pub(crate) fn shell(dir: &Path, script: &str) {
     let mut shell = Command::new("sh");
     assert!(shell.args(["-ec", script]).current_dir(dir).status().unwrap().success(), "{script}");
+}
+
+/// All that a policy would be asked for an archive.
+pub(crate) fn everything(archive: &[u8]) -> HashSet<Ask> {
+    let mut asked = HashSet::new();
+    scan_archive(archive, &|_, id| id, &mut |ask| asked.extend([ask])).unwrap();
+    asked
 }
 
 /// What is there before everything changes.
@@ -216,11 +222,6 @@ fn what_was_filled_follows() {
     set(&owned, LISTS[0], &LIST);
     set(&owned, "user.gone", b"1");
     set(&owned, "user.other", b"1");
-    let everything = |archive: &[u8]| {
-        let mut asked = HashSet::new();
-        scan_archive(archive, &|_, id| id, &mut |ask| asked.extend([ask])).unwrap();
-        asked
-    };
     let first = packed(source.path());
     let mut filled = Filled::in_dir(&made);
     filled.unpack(&first, &everything(&first)).unwrap();
