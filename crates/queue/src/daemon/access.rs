@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::config::Config;
-use super::core::NotTaken;
+use super::taking::NotTaken;
 use crate::spec::{Spec, User};
 
 /// Who asks.

@@ -7,10 +7,11 @@ use std::fs;
 use torpor_worker::tell;
 
 use super::config::Retention;
-use super::core::{Core, NotTaken};
+use super::core::Core;
 use super::disk::{self, Gone};
 use super::kept::kept_with;
 use super::record::{Place, Record};
+use super::taking::NotTaken;
 use super::threads;
 use crate::files;
 use crate::scheduler::{JobId, Millis};
