@@ -190,23 +190,29 @@ fn a_file_of_a_job_gets_no_name_where_its_user_may_make_none() {
     assert_eq!(fs::read_dir(place.path()).unwrap().count(), 3, "others, other, may-end");
 }
 
-/// By its name a process of a job is not taken for one that brings in its memory, which a checkpoint waits for.
+/// By its name a process of a job, be it root's, is not taken for one that brings in its memory, which a checkpoint waits for.
 #[test]
 fn a_job_may_have_any_name() {
     let daemon = Daemon::start(&[]);
-    let place = open_place();
     let script = "import os, time\nopen('/proc/self/comm', 'w').write('torpor-lazy')\n\
                   print('begun', flush=True)\nwhile not os.path.exists('may-end'): time.sleep(0.02)\n\
                   if os.fork() == 0: time.sleep(1000)\n";
-    let id = submit(&daemon, place.path(), &["python3", "-c", script], &json!({}));
-    daemon.wait_for_output(id, "begun");
-    daemon.ok(&["preempt", "--means", "checkpoint", &id.to_string()]);
-    daemon.wait_for(id, "preempted");
-    daemon.ok(&["resume", &id.to_string()]);
-    fs::write(place.path().join("may-end"), "").unwrap();
-    let job = daemon.wait_for(id, "done");
-    let note = job["note"].as_str().unwrap_or_default();
-    assert!(note.contains("1 of its processes were left and killed: torpor-lazy"), "{job}");
+    let words = ["python3", "-c", script];
+    for is_roots in [false, true] {
+        let place = open_place();
+        let id = match is_roots {
+            true => daemon.submit(&["--dir", place.path().to_str().unwrap()], &words),
+            false => submit(&daemon, place.path(), &words, &json!({})),
+        };
+        daemon.wait_for_output(id, "begun");
+        daemon.ok(&["preempt", "--means", "checkpoint", &id.to_string()]);
+        daemon.wait_for(id, "preempted");
+        daemon.ok(&["resume", &id.to_string()]);
+        fs::write(place.path().join("may-end"), "").unwrap();
+        let job = daemon.wait_for(id, "done");
+        let note = job["note"].as_str().unwrap_or_default();
+        assert!(note.contains("1 of its processes were left and killed: torpor-lazy"), "{job}");
+    }
 }
 
 /// Whoever copies its input for a job that begins is its user's, who can stop it; the job has a slot.

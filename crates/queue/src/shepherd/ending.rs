@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -147,10 +148,18 @@ pub(super) fn end_strays(root: i32) -> BTreeSet<String> {
     names
 }
 
-/// Whether a process is one of those that save jobs and bring them back: it is named after this program, and root's. A job's
-/// own may have any name.
+/// Whether a process is one of those that save jobs and bring them back: it is named after this program, is root's, and runs
+/// it. A job's own may have any name, and be root's.
 pub(super) fn is_ours(pid: i32, name: &str) -> bool {
-    name.starts_with("torpor-") && is_roots(pid)
+    name.starts_with("torpor-") && is_roots(pid) && runs_this_program(pid)
+}
+
+fn runs_this_program(pid: i32) -> bool {
+    let program = |of: &str| {
+        let file = fs::metadata(format!("/proc/{of}/exe")).ok()?;
+        Some((file.dev(), file.ino()))
+    };
+    program("self").is_some_and(|own| program(&pid.to_string()) == Some(own))
 }
 
 /// Whether a process is root's.
