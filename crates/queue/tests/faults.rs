@@ -465,6 +465,7 @@ fn nothing_is_acknowledged_that_cannot_be_kept() {
     let over = daemon.submit(&[], &["true"]);
     daemon.wait_for(over, "done");
     daemon.wait_for_output(id, "begun");
+    daemon.wait_for(id, "running");
     disk.fill();
     let (id, over) = (id.to_string(), over.to_string());
     let asked: [&[&str]; 8] = [
@@ -494,6 +495,33 @@ fn nothing_is_acknowledged_that_cannot_be_kept() {
     assert!(String::from_utf8_lossy(&quota.stderr).contains("has no quota"), "{quota:?}");
     daemon.ok(&["cancel", &id]);
     daemon.wait_for(id.parse().unwrap(), "cancelled");
+}
+
+/// Where little can be written, and not all, nothing is done of which it is said that it has failed.
+#[test]
+fn what_is_not_acknowledged_is_not_done() {
+    let disk = Disk::of("24m");
+    let mut daemon = Daemon::start(&[]);
+    daemon.kill();
+    std::fs::remove_dir_all(daemon.data()).unwrap();
+    std::os::unix::fs::symlink(disk.0.path(), daemon.data()).unwrap();
+    daemon.launch();
+    let go = daemon.dir.path().join("go");
+    let script =
+        "trap 'echo told' TERM; echo begun; until [ -e $0 ]; do sleep 0.02; done; echo end";
+    let id = daemon.submit(&[], &["sh", "-c", script, go.to_str().unwrap()]);
+    daemon.wait_for_output(id, "begun");
+    daemon.wait_for(id, "running");
+    disk.fill();
+    let filler = std::fs::File::options().write(true).open(disk.filler()).unwrap();
+    filler.set_len((filler.metadata().unwrap().len() & !4095) - (12 << 10)).unwrap();
+    let output = daemon.queue(&["cancel", &id.to_string()]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("full"), "{output:?}");
+    disk.free();
+    std::fs::write(go, "").unwrap();
+    daemon.wait_for(id, "done");
+    assert_eq!(daemon.output(id), "begun\nend\n");
 }
 
 /// Output leaves room for how the job ends, and a job whose end was heard of does not begin again.

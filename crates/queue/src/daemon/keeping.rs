@@ -9,6 +9,9 @@ use super::store::{Along, StoreError};
 use crate::files;
 use crate::scheduler::JobId;
 
+/// What is asked for once takes no more bytes of the disk, as a rule.
+const CHANGES: u64 = 256 << 10;
+
 impl Core {
     /// Keeps a job as it is now; `event` says what has happened to it. One that cannot be kept is kept as
     /// soon as there is room ([`catch_up`](Self::catch_up)).
@@ -45,10 +48,22 @@ impl Core {
         &mut self,
         work: impl FnOnce(&mut Self) -> Result<T, String>,
     ) -> Result<T, Undone> {
+        self.has_room_for_changes().map_err(Undone::Unkept)?;
         self.store.try_to_write(files::now()).map_err(Undone::unkept)?;
         let done = work(self).map_err(Undone::Refused)?;
         self.catch_up().map_err(Undone::unkept)?;
         Ok(done)
+    }
+
+    /// Whether there is room on the disk for what is asked for. That something small can be written says little: it may take the
+    /// place of what could not be, and then all else is done and not kept.
+    fn has_room_for_changes(&self) -> Result<(), String> {
+        let system = rustix::fs::statvfs(&self.data);
+        // One that does not tell has room, as far as anybody knows.
+        match system.is_ok_and(|system| system.f_bavail.saturating_mul(system.f_frsize) < CHANGES) {
+            true => Err("the state of the queue: the disk is full: make room on it".to_owned()),
+            false => Ok(()),
+        }
     }
 
     /// Keeps the jobs that could not be kept when something happened to them.
