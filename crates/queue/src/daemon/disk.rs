@@ -183,9 +183,12 @@ pub(super) fn put_back(from: &Path, dir: &JobDir) -> io::Result<()> {
 
 /// Makes checkpoints that were complete when their shepherd died durable ones, and removes
 /// those that were not. Only for checkpoints of this boot: after a loss of power, files
-/// may be empty that were written. So they may after a failure of the disk alone.
-pub(super) fn adopt(dir: &JobDir) {
-    for seq in numbers(dir).into_iter().filter(|&seq| !dir.durable(seq).exists()) {
+/// may be empty that were written. So they may after a failure of the disk alone. One that is known to be damaged stays as it is,
+/// with those that build on it.
+pub(super) fn adopt(dir: &JobDir, damaged: Option<u64>) {
+    let is_damaged = |seq| damaged.is_some_and(|damaged| chain(dir, seq).contains(&damaged));
+    let is_meant = |&seq: &u64| !dir.durable(seq).exists() && !is_damaged(seq);
+    for seq in numbers(dir).into_iter().filter(is_meant) {
         let place = dir.checkpoint(seq);
         let of_this_boot =
             checkpoint::record(&place).is_ok_and(|record| record.boot == checkpoint::boot());
@@ -215,7 +218,7 @@ mod tests {
         fs::write(dir.out(), "").unwrap();
         fs::write(dir.err(), "").unwrap();
         let image = |seq: u64| dir.checkpoint(seq).join("round-1/pages-1.img");
-        for seq in 1..=4 {
+        for seq in 1..=5 {
             let (boot, record) = (checkpoint::boot(), checkpoint::CheckpointRecord::default());
             let record = checkpoint::CheckpointRecord { seq, boot, ..record };
             fs::create_dir_all(dir.checkpoint(seq).join("round-1")).unwrap();
@@ -227,9 +230,9 @@ mod tests {
         (2..=4).for_each(|seq| digests::take(&dir, seq).unwrap());
         fs::write(image(3), "").unwrap();
         fs::remove_file(image(4)).unwrap();
-        adopt(&dir);
-        assert_eq!(numbers(&dir), [1, 2]);
-        assert!(dir.durable(1).exists() && dir.durable(2).exists());
+        adopt(&dir, Some(5));
+        assert_eq!(numbers(&dir), [1, 2, 5]);
+        assert_eq!([1, 2, 5].map(|seq| dir.durable(seq).exists()), [true, true, false]);
     }
 
     #[test]

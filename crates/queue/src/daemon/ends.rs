@@ -167,13 +167,13 @@ impl Core {
         }
     }
 
-    /// A job that has no run any more goes on from the newest checkpoint that there is, or begins again.
+    /// A job that has no run any more goes on from the newest checkpoint that there is, or begins again. Those that were
+    /// complete when its run was lost were [adopted](disk::adopt) before, by whoever tells of that: all of them is read for it.
     pub(super) fn fall_back(&mut self, id: JobId, why: &str) {
         let dir = self.dir(id);
         let Some(record) = self.jobs.get_mut(&id) else { return };
         (record.shepherd, record.rewritten) = (false, true);
         let heard = record.durable;
-        disk::adopt(&dir);
         let here = disk::newest(&dir);
         record.durable = here.max(record.stored.map(|stored| stored.seq));
         record.only_stored = here < record.durable;

@@ -47,6 +47,7 @@ impl Run {
             if let Some(seq) = from
                 && let Err(damage) = digests::verify_rest(&self.dir, seq, compared)
             {
+                self.adopt(&queue, Some(damage.seq));
                 return queue.change(|core| core.damaged(self.job, self.run, &damage));
             }
             // That of a job that has slept was looked up when it began.
@@ -101,11 +102,18 @@ impl Run {
         }
         self.wait_for_the_job();
         let ending = self.last_word();
-        if ending.is_none() && queue.lock().counts(self.job, self.run) {
-            // All that it has saved is read, however long that takes. Nobody waits for it.
-            disk::adopt(&self.dir);
+        if ending.is_none() {
+            self.adopt(queue, None);
         }
         queue.change(|core| core.run_over(self.job, self.run, ending));
+    }
+
+    /// Adopts what was saved, but for what is damaged, before the job falls back. All of it is read, however long that takes:
+    /// nobody waits for it.
+    fn adopt(&self, queue: &Queue, damaged: Option<u64>) {
+        if queue.lock().counts(self.job, self.run) {
+            disk::adopt(&self.dir, damaged);
+        }
     }
 
     /// Connects to the shepherd, which may be just starting; `None` once it is gone.
@@ -131,6 +139,9 @@ impl Run {
             if let Report::Ended(_) = report {
                 // It is on disk, where it counts.
                 return;
+            }
+            if let Report::NotRestored { damaged, .. } = report {
+                self.adopt(queue, damaged);
             }
             queue.change(|core| core.report(self.job, self.run, report));
         }
@@ -240,6 +251,38 @@ mod tests {
             drop(first);
             assert!(waits.join().unwrap(), "it has begun beside the first");
         });
+    }
+
+    /// All of it is read for that, and everybody waits for whoever has the daemon's state.
+    #[test]
+    fn what_a_shepherd_has_saved_is_adopted_before_anybody_waits() {
+        use crate::shepherd::checkpoint::{self, CheckpointRecord};
+        let temporary = tempfile::tempdir().unwrap();
+        fs::create_dir(temporary.path().join("jobs")).unwrap();
+        let mut core = Core::open(temporary.path().to_owned(), Config::default()).unwrap();
+        let command = vec!["x".to_owned()];
+        let job = core.submit(Spec { command, dir: "/".into(), ..Spec::default() }, None).unwrap();
+        let dir = core.dir(job);
+        fs::write(dir.out(), "").unwrap();
+        fs::write(dir.err(), "").unwrap();
+        fs::create_dir(dir.checkpoint(1)).unwrap();
+        let record = CheckpointRecord { seq: 1, boot: checkpoint::boot(), ..Default::default() };
+        let text = serde_json::to_vec(&record).unwrap();
+        fs::write(dir.checkpoint(1).join(checkpoint::RECORD), text).unwrap();
+        let report = Report::NotRestored { text: "x".to_owned(), damaged: None };
+        let begin = |core: &mut Core| {
+            let record = core.jobs.get_mut(&job).unwrap();
+            (record.run, record.place, record.held) = (1, Place::Waking, true);
+        };
+        begin(&mut core);
+        core.report(job, 1, report.clone());
+        assert!(!dir.durable(1).exists() && core.jobs[&job].place == Place::Queued);
+        begin(&mut core);
+        let (queue, (ours, mut theirs)) = (Queue::new(core), UnixStream::pair().unwrap());
+        message::send(&mut theirs, &report).unwrap();
+        drop(theirs);
+        Run { job, run: 1, dir: dir.clone() }.listen(&queue, &ours);
+        assert!(dir.durable(1).exists() && queue.lock().jobs[&job].place == Place::Asleep);
     }
 
     /// It would begin again when it has ended.

@@ -318,6 +318,7 @@ impl PoweredMachine {
         self.core.schedule_nothing_yet(&found.iter().map(|(id, _)| *id).collect::<Vec<_>>());
         for (id, run) in found {
             let dir = self.core.dir(id);
+            super::disk::adopt(&dir, None);
             let ending = Run { job: id, run, dir }.last_word();
             self.core.run_over(id, run, ending);
         }
