@@ -63,7 +63,7 @@ impl Core {
         self.end_dependents(id);
     }
 
-    /// Removes what was taken away. Nobody waits for that but who [makes room](Self::make_room).
+    /// Removes what was taken away. Nobody waits for that but who [makes room](Self::make_room) on the disk.
     pub(super) fn clear(&mut self, gone: Gone) {
         let Some(queue) = self.queue.upgrade().filter(|_| !gone.is_empty()) else {
             return gone.remove();

@@ -43,10 +43,9 @@ impl Core {
 
     /// Gives up checkpoints on disk until all of them take no more than they may: those that are
     /// in the object store as well, then those that are there only because the machine might
-    /// fail, the largest of each first. Those that jobs sleep in and that are nowhere else stay. As long as something is
-    /// being removed nobody knows how much is free then.
+    /// fail, the largest of each first. Those that jobs sleep in and that are nowhere else stay.
     fn make_room(&mut self) {
-        while self.clearing == 0 && self.lacks_room() {
+        while self.lacks_room() {
             let spare = self.jobs.values().filter(|job| {
                 let busy = self.saving.contains(&job.id)
                     || self.is_storing(job.id)
@@ -78,11 +77,12 @@ impl Core {
         }
     }
 
-    /// Whether checkpoints take more than they may.
+    /// Whether checkpoints take more than they may. As long as something is being removed nobody knows how much of the disk will
+    /// be free.
     fn lacks_room(&self) -> bool {
         match self.config.images {
             Some(most) => self.image_bytes() > most,
-            None => self.has_less_than(0),
+            None => self.clearing == 0 && self.has_less_than(0),
         }
     }
 
@@ -350,6 +350,25 @@ mod tests {
             core.lose(id, "its shepherd has vanished");
             assert_eq!(hours(&core), mean);
         }
+    }
+
+    /// Files are being removed as long as jobs come to their ends.
+    #[test]
+    fn images_that_are_more_than_they_may_be_are_given_up_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("jobs")).unwrap();
+        let config = Config { images: Some(100), ..Config::default() };
+        let mut core = Core::open(dir.path().to_owned(), config).unwrap();
+        let spec = Spec { command: vec!["x".into()], dir: "/".into(), ..Spec::default() };
+        let ids = [60, 70].map(|bytes| {
+            let id = core.submit(spec.clone(), None).unwrap();
+            let record = core.jobs.get_mut(&id).unwrap();
+            (record.place, record.durable, record.image_bytes) = (Place::Running, Some(1), bytes);
+            id
+        });
+        core.clearing = 1;
+        core.make_room();
+        assert_eq!(ids.map(|id| core.jobs[&id].durable), [Some(1), None]);
     }
 
     /// Whoever copies its artefacts is its user's, who can stop it: the job would have its slot for ever.
