@@ -540,6 +540,31 @@ fn nobody_gives_way_before_the_other_is_prepared() {
     daemon.wait_for(long, "done");
 }
 
+/// Its user can make it last for ever.
+#[test]
+fn a_job_has_no_slot_while_its_input_is_copied() {
+    let own = tempfile::tempdir().unwrap();
+    let at = |name: &str| own.path().join(name);
+    std::fs::create_dir(at("input")).unwrap();
+    let (seed, asked, go) = (at("input/seed"), at("asked"), at("go"));
+    std::fs::write(&seed, "seed\n").unwrap();
+    let doorman = Command::new("python3").args(["-c", DOORMAN]).args([&seed, &asked, &go]).spawn();
+    let _doorman = Killed(doorman.unwrap());
+    until("it can be asked", || asked.exists().then_some(()));
+    let daemon = Daemon::start(&["--slots", "1"]);
+    let input = at("input");
+    let id = daemon.submit(&["--input", input.to_str().unwrap()], &["/bin/cat", "seed"]);
+    let is_asked = || std::fs::read_to_string(&asked).unwrap() == "asked\n";
+    until("its input is copied", || is_asked().then_some(()));
+    let short = daemon.submit(&["--class", "short"], &["true"]);
+    daemon.wait_for(short, "done");
+    assert_eq!(daemon.job(id)["state"], "queued");
+    std::fs::write(&go, "").unwrap();
+    daemon.wait_for(id, "done");
+    assert_eq!(daemon.output(id), "seed\n");
+    assert!(is_asked(), "it was copied once");
+}
+
 #[test]
 fn nobody_gives_way_to_a_command_that_is_not_there() {
     let daemon = Daemon::start(&["--slots", "1"]);

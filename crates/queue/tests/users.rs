@@ -215,7 +215,7 @@ fn a_job_may_have_any_name() {
     }
 }
 
-/// Whoever copies its input for a job that begins is its user's, who can stop it; the job has a slot.
+/// Whoever copies its input for a job is its user's, who can stop it.
 #[test]
 fn a_job_that_never_begins_can_be_cancelled() {
     let daemon = Daemon::configured(&json!({ "grace": 300 }), &[]);

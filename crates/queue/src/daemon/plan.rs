@@ -169,11 +169,14 @@ impl Core {
         }
         let id = record.id;
         let store = self.waits_for_look(id).or_else(|| self.waits_for_store(id));
-        store.or_else(|| self.waits_for_preparation(id)).or_else(|| self.waits_for_machine(record))
+        let preparation =
+            || self.waits_for_preparation(id).or_else(|| self.waits_for_copies(record));
+        store.or_else(preparation).or_else(|| self.waits_for_machine(record))
     }
 
     fn act(&mut self, action: Action) {
         match action {
+            Action::Run { job, .. } if self.copies_first(job) => {}
             Action::Run { job, guaranteed } => {
                 if let Some(record) = self.jobs.get_mut(&job) {
                     record.guaranteed = guaranteed;

@@ -1,29 +1,36 @@
-//! What can be done for a job before it has a slot: nobody gives way to it before that is done.
+//! What can be done for a job before it has a slot: nobody gives way to it before that is done, and nobody who goes before it
+//! waits for that.
 //!
 //! Those who are to give way run on meanwhile. If it takes long they are saved once (see
 //! [`foresee`](super::foresee)), so that their giving way then takes only what they have changed since.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 
+use rustix::io::Errno;
 use serde_json::json;
+use torpor_worker::tell;
 
 use super::core::Core;
-use super::record::{Place, Preparation};
+use super::record::{Place, Preparation, Record};
 use super::{disk, threads};
 use crate::container::{self, Container};
 use crate::files::{self, JobDir};
 use crate::preemption::Means;
 use crate::scheduler::{JobId, Millis};
 use crate::shepherd::message::Exit;
+use crate::shepherd::pump::has_room;
 use crate::shepherd::{self, IsWanted, checkpoint};
 use crate::spec::Spec;
 
 /// So many milliseconds others wait behind a job that is being prepared.
 const PATIENCE: Millis = 60_000;
+
+/// After a failure of the machine a job is not prepared for so long.
+const PAUSE: Millis = 10_000;
 
 /// What a shell answers where a command is not there.
 const NOT_FOUND: i32 = 127;
@@ -50,18 +57,42 @@ impl Core {
             Place::Queued => {}
             _ => return false,
         }
-        if let Some(preparation) = self.preparations.get(&id) {
-            return matches!(preparation, Preparation::Begun(_));
+        match self.preparations.get(&id) {
+            Some(Preparation::Begun(_)) => return true,
+            Some(Preparation::Done) => return false,
+            Some(Preparation::PutOff(until)) if files::now() < *until => return true,
+            Some(Preparation::PutOff(_)) | None => {}
         }
         let Some(queue) = self.queue.upgrade() else { return false };
         let (dir, spec, is_new) = (self.dir(id), record.spec.clone(), record.run == 0);
         self.preparations.insert(id, Preparation::Begun(files::now()));
         threads::run(move || {
             let is_wanted = || queue.lock().is_preparing(id);
-            let prepared = carry_out(&dir, &spec, is_new, &is_wanted).map_err(|e| e.to_string());
+            let prepared = carry_out(&dir, &spec, is_new, &is_wanted);
             queue.change(|core| core.prepared(id, prepared));
         });
         true
+    }
+
+    /// Has the input of a job copied for which there is a slot; whether that is not done yet, and the slot not taken.
+    pub(super) fn copies_first(&mut self, id: JobId) -> bool {
+        let begins = |job: &Record| job.place == Place::Queued && job.spec.input.is_some();
+        self.jobs.get(&id).is_some_and(begins) && self.prepare(id)
+    }
+
+    /// Why the input of a job is not to be copied yet: that takes no slot, and one owner would have any number of copies made at
+    /// a time.
+    pub(super) fn waits_for_copies(&self, record: &Record) -> Option<String> {
+        let most = usize::try_from(self.config.slots()).unwrap_or(usize::MAX);
+        let is_new = record.spec.input.is_some() && !self.preparations.contains_key(&record.id);
+        if record.place != Place::Queued || !is_new || self.preparations.len() < most {
+            return None;
+        }
+        let owner = &record.spec.owner;
+        let is_theirs = |id: &&JobId| self.jobs.get(id).is_some_and(|job| job.spec.owner == *owner);
+        let begun = self.preparations.keys().filter(|&&id| self.is_preparing(id));
+        let text = "as many inputs of its owner's jobs are being copied as there are slots";
+        (begun.filter(is_theirs).count() >= most).then(|| text.to_owned())
     }
 
     /// Whether a job is being prepared, and must not be started.
@@ -71,9 +102,17 @@ impl Core {
 
     /// Why others go before a job that is being prepared, if that takes long: its user can make it last for ever.
     pub(super) fn waits_for_preparation(&self, id: JobId) -> Option<String> {
-        let Some(Preparation::Begun(at)) = self.preparations.get(&id) else { return None };
-        let text = "what it needs takes long to be copied or fetched, and others go before it";
-        (files::now() - at > PATIENCE).then(|| text.to_owned())
+        let now = files::now();
+        let text = match self.preparations.get(&id)? {
+            Preparation::Begun(at) if now - at > PATIENCE => {
+                "what it needs takes long to be copied or fetched, and others go before it"
+            }
+            Preparation::PutOff(until) if now < *until => {
+                "this machine has no room, or no processes, to copy what it needs, and tries it again soon"
+            }
+            _ => return None,
+        };
+        Some(text.to_owned())
     }
 
     /// A job runs on that gives way to another as soon as that is prepared: it is saved meanwhile if
@@ -84,7 +123,7 @@ impl Core {
         }
     }
 
-    fn prepared(&mut self, id: JobId, prepared: Result<Prepared, String>) {
+    fn prepared(&mut self, id: JobId, prepared: io::Result<Prepared>) {
         self.preparations.remove(&id);
         // It is found anew who is.
         self.expected.clear();
@@ -106,13 +145,26 @@ impl Core {
             }
             Ok(Prepared::NotFound) => self.end(id, Exit::Code(NOT_FOUND), None),
             Ok(Prepared::NoContainer(why)) => self.abandon(id, why),
-            Err(why) => {
+            Err(e) if is_the_machines(&e) => {
+                tell!("torpor queue: prepare job {id}: {e}");
+                self.preparations.insert(id, Preparation::PutOff(files::now() + PAUSE));
+            }
+            Err(e) => {
                 // As a start that has failed, but that nobody has given way to it.
                 record.boot = checkpoint::boot();
-                self.lose(id, &why);
+                self.lose(id, &e.to_string());
             }
         }
     }
+}
+
+/// Whether the machine has no more processes, files or room, which is no fault of the job. What copies its input tells of that
+/// in words.
+fn is_the_machines(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    let short =
+        [Errno::AGAIN, Errno::NOMEM, Errno::MFILE, Errno::NFILE, Errno::NOSPC, Errno::DQUOT];
+    errno.is_some_and(|errno| short.contains(&errno))
 }
 
 fn carry_out(
@@ -121,6 +173,10 @@ fn carry_out(
     is_new: bool,
     is_wanted: IsWanted<'_>,
 ) -> io::Result<Prepared> {
+    // A disk that is full before the copy begins was filled by others.
+    if spec.input.is_some() && !has_room(&File::open(dir.path())?, 0)? {
+        return Err(Errno::NOSPC.into());
+    }
     // One that fails is tried again as often as was asked for.
     if is_new && spec.container.is_none() && spec.retries == 0 && is_missed(dir) {
         let program = spec.command.first().map_or("", String::as_str);
@@ -220,6 +276,47 @@ mod tests {
         }
         core.preparations.insert(id, Preparation::Done);
         assert_eq!(held(&core), None);
+    }
+
+    /// A start that fails like that costs it nothing, either.
+    #[test]
+    fn a_machine_that_can_copy_nothing_costs_no_job() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("jobs")).unwrap();
+        let mut core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
+        let spec = Spec { command: vec!["x".into()], dir: "/".into(), ..Spec::default() };
+        let id = core.submit(spec, None).unwrap();
+        let losses = |core: &Core| (core.jobs[&id].place, core.jobs[&id].losses);
+        for errno in [Errno::NOSPC, Errno::AGAIN] {
+            core.prepared(id, Err(errno.into()));
+            assert_eq!(losses(&core), (Place::Queued, 0));
+            assert!(core.hold(&core.jobs[&id]).unwrap().contains("tries it again soon"));
+        }
+        core.preparations.insert(id, Preparation::PutOff(files::now()));
+        assert_eq!(core.hold(&core.jobs[&id]), None);
+        core.prepared(id, Err(io::Error::other("there is no such input")));
+        assert_eq!(losses(&core), (Place::Queued, 1));
+    }
+
+    #[test]
+    fn one_owner_has_as_many_copies_made_as_there_are_slots() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("jobs")).unwrap();
+        let config = Config { slots: Some(2), ..Config::default() };
+        let mut core = Core::open(dir.path().to_owned(), config).unwrap();
+        let ids = ["ann", "ann", "ann", "bob"].map(|owner| {
+            let (command, owner) = (vec!["x".to_owned()], owner.to_owned());
+            let input = Some(dir.path().to_owned().into());
+            core.submit(Spec { command, owner, input, dir: "/".into(), ..Spec::default() }, None)
+                .unwrap()
+        });
+        let held = |core: &Core| ids.map(|id| core.hold(&core.jobs[&id]).is_some());
+        for (id, are_held) in [(ids[0], [false; 4]), (ids[1], [false, false, true, false])] {
+            core.preparations.insert(id, Preparation::Begun(files::now()));
+            assert_eq!(held(&core), are_held);
+        }
+        core.preparations.insert(ids[1], Preparation::Done);
+        assert_eq!(held(&core), [false; 4]);
     }
 
     #[test]

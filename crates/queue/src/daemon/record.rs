@@ -239,6 +239,8 @@ pub(crate) enum AheadStep {
 pub(super) enum Preparation {
     /// It goes on, since then.
     Begun(Millis),
+    /// The machine could not do it, and tries it again then.
+    PutOff(Millis),
     /// The job needs only a slot.
     Done,
 }

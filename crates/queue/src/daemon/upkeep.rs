@@ -226,7 +226,7 @@ impl Core {
     }
 
     /// Kills what begins a job that was told to end so long ago: nobody hears it meanwhile. The job's user can make that last
-    /// for ever: its input does not come, or what copies it was stopped.
+    /// for ever: the directory where it begins is on a file system that never answers.
     fn end_start(&self, id: JobId, run: u64, told: Millis) {
         if told > self.config.grace {
             Run { job: id, run, dir: self.dir(id) }.kill();

@@ -136,8 +136,6 @@ struct Shepherd {
     out_of_disk: bool,
     /// How far the command for giving way is, if it was told to the job.
     vacating: Option<Vacating>,
-    /// What there is to say about how it was started, when somebody listens.
-    remark: Option<String>,
     /// An order that came while the job was saved and is to run on.
     deferred: Option<Order>,
     /// Signals that came while it was brought back, and whether they are for its process group.
@@ -189,7 +187,6 @@ impl Shepherd {
             lost: false,
             out_of_disk: false,
             vacating: None,
-            remark: None,
             deferred: None,
             signals: Vec::new(),
         })
@@ -197,7 +194,7 @@ impl Shepherd {
 
     /// Starts the job from its beginning.
     fn start_job(&mut self) -> io::Result<()> {
-        self.remark = work::create(&self.dir, &self.spec)?;
+        work::create(&self.dir, &self.spec)?;
         self.mount()?;
         let end = |fd: &OwnedFd| fd.try_clone().map(Stdio::from);
         let input = match &self.streams.input {
@@ -313,9 +310,6 @@ impl Shepherd {
             phase: self.phase,
             checkpoint: self.checkpoint,
         });
-        if let Some(text) = self.remark.take() {
-            self.tell(&Report::Remark { text });
-        }
     }
 
     /// Tells the daemon. If there is none, the next one learns how things stand.

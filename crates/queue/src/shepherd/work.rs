@@ -40,8 +40,8 @@ pub(crate) type IsWanted<'w> = &'w (dyn Fn() -> bool + Sync);
 /// What was told so long ago is of a copy that nobody makes any more: whoever waited for it was killed.
 const STALE: Duration = Duration::from_secs(60);
 
-/// So long a copy may stand still for which a job has its slot: its user can stop what copies, or have it wait for a file system
-/// that never answers, and a job that does nothing else hears no order to give way.
+/// So long a copy may stand still: its user can stop what copies, or have it wait for a file system that never answers, and a
+/// job that hands over artefacts has its slot, and hears no order to give way.
 const STILL: Duration = Duration::from_secs(600);
 
 /// Makes a job's own directory before it is started, if it is to have one. Returns a sentence about what the copy of its
@@ -57,7 +57,8 @@ pub(crate) fn prepare(
     let Some(input) = &spec.input else { return Ok(None) };
     // Another daemon may have been killed while it did that.
     let place = dir.path().join(format!("ready-{}-{}", std::process::id(), files::now()));
-    let left_out = copy_input(dir, spec, input, &place, is_wanted)?;
+    let goes_on = goes_on(dir, STILL);
+    let left_out = copy_input(dir, spec, input, &place, &|| is_wanted() && goes_on())?;
     let ready = ready(dir);
     let _ = files::remove_trees(&[&ready]);
     fs::rename(&place, ready).inspect_err(|_| drop(files::remove_trees(&[place])))?;
@@ -88,21 +89,18 @@ pub(crate) fn unprepare(dir: &JobDir) {
     let _ = files::remove_trees(&gone);
 }
 
-/// Makes a job's own directory, if it is to have one: the one that was prepared, or a new one. Returns a sentence about
-/// what a new one is without.
+/// Gives a job its own directory, if it is to have one, as it was [prepared](prepare).
 ///
 /// # Errors
-/// If the input cannot be read.
-pub(super) fn create(dir: &JobDir, spec: &Spec) -> io::Result<Option<String>> {
-    let Some(input) = &spec.input else { return Ok(None) };
+/// If it was not, or was removed since.
+pub(super) fn create(dir: &JobDir, spec: &Spec) -> io::Result<()> {
+    if spec.input.is_none() {
+        return Ok(());
+    }
     let work = dir.work();
     let _ = files::remove_trees(&[&work]);
-    match fs::rename(ready(dir), &work) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            copy_input(dir, spec, input, &work, &goes_on(dir, STILL))
-        }
-        done => done.map(|()| None),
-    }
+    let taken = fs::rename(ready(dir), &work);
+    taken.map_err(|e| io::Error::new(e.kind(), format!("take the copy of the job's input: {e}")))
 }
 
 fn copy_input(
