@@ -178,7 +178,7 @@ fn answer<T>(
     admit: impl FnOnce(&Request) -> Result<T, Response>,
     handle: impl FnOnce(T, Request, &mut dyn Read) -> Response,
 ) -> io::Result<bool> {
-    let (mut goes_on, mut is_head, mut unheard) = (false, false, 0);
+    let (mut goes_on, mut is_head, mut unheard, mut chunks) = (false, false, 0, None);
     let response = match read_request(stream)? {
         Ok((mut request, length, before)) => {
             // It is what GET is, but for the body.
@@ -210,12 +210,18 @@ fn answer<T>(
                 }
             }
         }
-        Err(refusal) => refusal,
+        Err(HeadRefused { response, in_chunks }) => {
+            chunks = in_chunks;
+            response
+        }
     };
     // A stream ends with its connection.
     goes_on &= matches!(response.body, Body::Whole(_));
     send(stream, response, goes_on, is_head)?;
     hear_out(stream, unheard);
+    if let Some(heard) = chunks {
+        hear_chunks_out(stream, heard);
+    }
     Ok(goes_on)
 }
 
@@ -233,6 +239,19 @@ fn read_body(from: &mut dyn Read, length: u64, body: &mut Vec<u8>) -> io::Result
 fn hear_out(stream: &mut dyn Stream, length: u64) {
     // A client that has gone has nothing more to say.
     let _ = io::copy(&mut InTime::new(stream, length).take(length), &mut io::sink());
+}
+
+/// What a body ends with that comes in chunks.
+const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+
+/// Takes, as [`hear_out`], what comes in chunks, of which so much was heard.
+fn hear_chunks_out(stream: &mut dyn Stream, mut heard: Vec<u8>) {
+    let (mut from, mut part) = (InTime::new(stream, MAX_BODY).take(MAX_BODY), [0; 4096]);
+    while !heard.ends_with(LAST_CHUNK) {
+        let Ok(count @ 1..) = from.read(&mut part) else { return };
+        heard.extend(&part[..count]);
+        heard.drain(..heard.len().saturating_sub(LAST_CHUNK.len()));
+    }
 }
 
 fn send(
@@ -274,12 +293,25 @@ fn send(
 /// A request, the length of its body, and what of that was read already.
 type Head = (Request, u64, Vec<u8>);
 
-fn read_request(stream: &mut dyn Stream) -> io::Result<Result<Head, Response>> {
+/// The answer to a request that is none, or none that is taken.
+struct HeadRefused {
+    response: Response,
+    /// What was read of its body already, if that comes in chunks.
+    in_chunks: Option<Vec<u8>>,
+}
+
+impl HeadRefused {
+    fn with(status: u16, detail: &str) -> Self {
+        Self { response: Response::problem(status, detail), in_chunks: None }
+    }
+}
+
+fn read_request(stream: &mut dyn Stream) -> io::Result<Result<Head, HeadRefused>> {
     let (head, before) = read_head(stream, HURRY)?;
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut parsed = httparse::Request::new(&mut headers);
     if !matches!(parsed.parse(&head), Ok(httparse::Status::Complete(_))) {
-        return Ok(Err(Response::problem(400, "this is no HTTP request")));
+        return Ok(Err(HeadRefused::with(400, "this is no HTTP request")));
     }
     let target = parsed.path.unwrap_or("/");
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
@@ -296,10 +328,13 @@ fn read_request(stream: &mut dyn Stream) -> io::Result<Result<Head, Response>> {
     };
     let length = match length(&request) {
         Ok(length) => length,
-        Err((status, detail)) => return Ok(Err(Response::problem(status, detail))),
+        Err((status, detail)) => {
+            let in_chunks = (status == 411).then_some(before);
+            return Ok(Err(HeadRefused { in_chunks, ..HeadRefused::with(status, detail) }));
+        }
     };
     if length > MAX_BODY && !request.is_large() {
-        return Ok(Err(Response::problem(413, "the body is too long")));
+        return Ok(Err(HeadRefused::with(413, "the body is too long")));
     }
     Ok(Ok((request, length, before)))
 }
@@ -312,7 +347,10 @@ fn length(request: &Request) -> Result<u64, (u16, &'static str)> {
     let length = lengths.next();
     match (request.header("Transfer-Encoding"), length) {
         (Some(_), Some(_)) => return Err((400, "the body has a length and an encoding")),
-        (Some(_), None) => return Err((411, "send the length of the body with it")),
+        (Some(_), None) => {
+            let text = "send the length of the body with it (Content-Length), and through proxies that do: a body in chunks is not taken";
+            return Err((411, text));
+        }
         (None, None) => return Ok(0),
         (None, Some(_)) if lengths.any(|other| Some(other) != length) => {
             return Err((400, "the body has two lengths"));
@@ -461,6 +499,23 @@ mod tests {
         .unwrap();
         assert_eq!(seen, 1);
         assert!(String::from_utf8(wire.output).unwrap().contains("Connection: close"));
+    }
+
+    /// As a proxy does. It reads the answer when it has sent all, if the connection is there still.
+    #[test]
+    fn who_sends_chunks_is_heard_out() {
+        let (mut theirs, mut ours) = UnixStream::pair().unwrap();
+        let server = std::thread::spawn(move || answer_all(&mut ours, |_| panic!("it is taken")));
+        let chunks = format!("100000\r\n{}\r\n0\r\n\r\n", "x".repeat(0x10_0000));
+        let head = "POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
+        theirs.write_all(format!("{head}{chunks}").as_bytes()).unwrap();
+        let mut answer = String::new();
+        theirs.read_to_string(&mut answer).unwrap();
+        assert!(
+            answer.starts_with("HTTP/1.1 411 ") && answer.contains("Content-Length)"),
+            "{answer}"
+        );
+        server.join().unwrap().unwrap();
     }
 
     #[test]
