@@ -7,6 +7,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 use serde_json::Value;
 use torpor_worker::tell;
@@ -157,7 +158,12 @@ pub(super) struct Core {
     pub(super) unkept_usage: bool,
     /// Why this machine can begin no run.
     pub(super) stall: Option<Stall>,
+    /// What the clock said when it was looked at last, and when that was.
+    clock: (Millis, Instant),
 }
+
+/// A clock that is so much off what has passed was set.
+const JUMP: Millis = 1000;
 
 impl Core {
     /// The state in a data directory.
@@ -235,6 +241,7 @@ impl Core {
             unkept: BTreeSet::new(),
             unkept_usage: false,
             stall: None,
+            clock: (files::now(), Instant::now()),
         };
         core.begin_now();
         core.make_dirs_again();
@@ -249,6 +256,41 @@ impl Core {
         for record in self.jobs.values_mut().filter(|record| record.since > now) {
             (record.since, record.guaranteed) = (now, None);
         }
+    }
+
+    /// Moves the times that were noted with the clock, if that was set, or the machine was suspended: nobody has run, or waited,
+    /// for longer by that, or less.
+    pub(super) fn follow_clock(&mut self) {
+        let (now, instant) = (files::now(), Instant::now());
+        let (before, at) = std::mem::replace(&mut self.clock, (now, instant));
+        let passed = instant.saturating_duration_since(at).as_millis();
+        let jump = now - before - Millis::try_from(passed).unwrap_or(0);
+        if jump.abs() < JUMP {
+            return;
+        }
+        tell!("torpor queue: the clock was set by {jump} ms");
+        let live = self.jobs.values_mut().filter(|job| job.place != Place::Ended);
+        let mut live: Vec<&mut Record> = live.collect();
+        let own = live.iter_mut().flat_map(|job| {
+            let (guaranteed, way) = (job.guaranteed.as_mut(), job.giving_way.as_mut());
+            [Some(&mut job.since), guaranteed, way.map(|way| &mut way.at)].into_iter().flatten()
+        });
+        let signalled = self.signalled.values_mut().map(|(_, at)| at);
+        let followers = self.followers.values_mut().map(|(_, since)| since);
+        let prepared = self.preparations.values_mut().filter_map(|preparation| match preparation {
+            Preparation::Begun(at) | Preparation::PutOff(at) => Some(at),
+            Preparation::Done => None,
+        });
+        let known = self.ending.values_mut().chain(self.last_save.values_mut());
+        let known = known
+            .chain(self.not_before.values_mut())
+            .chain(signalled)
+            .chain(followers)
+            .chain(prepared);
+        own.chain(known).for_each(|time| *time += jump);
+        let ids: Vec<JobId> = live.iter().map(|job| job.id).collect();
+        self.stall = None;
+        ids.into_iter().for_each(|id| self.save(id, None));
     }
 
     /// Makes what a loss of power has taken of the directories of jobs that are not over.
@@ -344,6 +386,28 @@ pub(super) fn make_dir(dir: &JobDir, spec: &Spec) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// By the time synchronisation of a machine that has just begun, for one.
+    #[test]
+    fn who_runs_has_run_for_as_long_whatever_is_done_to_the_clock() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("jobs")).unwrap();
+        let mut core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
+        let (command, mut limits) = (vec!["x".to_owned()], crate::spec::Limits::default());
+        limits.time = Some(60);
+        let id = core.submit(Spec { command, limits, dir: "/".into(), ..Spec::default() }, None);
+        let id = id.unwrap();
+        for set_by in [7_200_000, -7_200_000] {
+            let before = files::now() - set_by;
+            core.clock = (before, Instant::now());
+            let record = core.jobs.get_mut(&id).unwrap();
+            (record.place, record.since) = (Place::Running, before - 30_000);
+            core.look_after();
+            let ran = files::now() - core.jobs[&id].since;
+            assert!((29_000..50_000).contains(&ran), "{ran}");
+            assert!(!core.ending.contains_key(&id), "it was told to end");
+        }
+    }
 
     /// It was wrong when they began, and is right now.
     #[test]

@@ -22,6 +22,7 @@ const STUCK: Millis = 60_000;
 impl Core {
     /// Does what has become due.
     pub(super) fn look_after(&mut self) {
+        self.follow_clock();
         let now = files::now();
         // Tried again with the next change or beat.
         let _ = self.catch_up();
