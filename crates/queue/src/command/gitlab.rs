@@ -98,15 +98,16 @@ impl Gitlab {
         })
     }
 
-    /// The directory of one kind of files of this job's project.
+    /// The directory of one kind of files of this job's project. Slots are numbered by each Runner of a machine from 0 on,
+    /// and Runner puts nothing of its own into the path, since the driver says that it is not shared.
     fn place(&self, kind: &str) -> PathBuf {
         let number = |name: &str| {
             let value = variable(name).unwrap_or_default();
             let digits: String = value.chars().filter(char::is_ascii_digit).collect();
             if digits.is_empty() { "0".to_owned() } else { digits }
         };
-        let slot = number("CI_CONCURRENT_PROJECT_ID");
-        self.dir.join(kind).join(number("CI_PROJECT_ID")).join(slot)
+        let parts = ["CI_RUNNER_ID", "CI_PROJECT_ID", "CI_CONCURRENT_PROJECT_ID"].map(number);
+        parts.iter().fold(self.dir.join(kind), |place, part| place.join(part))
     }
 
     fn config(&self) -> Result<ExitCode, String> {

@@ -14,6 +14,7 @@ fn gitlab(daemon: &Daemon, dir: &Path, words: &[&str]) -> Command {
         .arg(dir)
         .args(words)
         .env("CUSTOM_ENV_CI_JOB_ID", "77")
+        .env("CUSTOM_ENV_CI_RUNNER_ID", "5")
         .env("CUSTOM_ENV_CI_PROJECT_ID", "12")
         .env("CUSTOM_ENV_CI_CONCURRENT_PROJECT_ID", "1")
         .env("CUSTOM_ENV_TORPOR_CLASS", "batch")
@@ -27,10 +28,16 @@ fn gitlab(daemon: &Daemon, dir: &Path, words: &[&str]) -> Command {
 fn gitlabs_custom_executor() {
     let daemon = Daemon::start(&["--slots", "1"]);
     let dir = tempfile::tempdir().unwrap();
-    let config = gitlab(&daemon, dir.path(), &["config"]).output().unwrap();
-    let config: Value = serde_json::from_slice(&config.stdout).unwrap();
-    let builds = dir.path().join("builds/12/1");
+    let configured = |runner: &str| -> Value {
+        let mut driver = gitlab(&daemon, dir.path(), &["config"]);
+        let output = driver.env("CUSTOM_ENV_CI_RUNNER_ID", runner).output().unwrap();
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let config = configured("5");
+    let builds = dir.path().join("builds/5/12/1");
     assert_eq!(config["builds_dir"], builds.to_str().unwrap());
+    // Another Runner of this machine may have a job of the same project, in a slot of the same number.
+    assert_ne!(configured("6")["builds_dir"], config["builds_dir"]);
     assert!(config["driver"]["name"].is_string());
     assert!(gitlab(&daemon, dir.path(), &["prepare"]).status().unwrap().success());
     assert!(builds.is_dir());
