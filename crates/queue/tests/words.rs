@@ -268,6 +268,8 @@ fn a_quota_is_shown_and_lifted() {
         quota["slots"].clone()
     };
     assert_eq!(slots(), 2);
+    // A size is said as a job's is.
+    assert!(daemon.ok(&["quota", name, "--memory", "2G"]).contains("2147483648"));
     daemon.ok(&["quota", name, "--lift"]);
     assert_eq!(slots(), Value::Null);
     until("top", || daemon.ok(&["top"]).contains("slots 0/").then_some(()));

@@ -11,6 +11,7 @@ use torpor_worker::Outcome;
 use super::connection::client;
 use super::done;
 use super::jobs::{command, duration};
+use super::submit::size;
 use crate::http::encode;
 
 /// How long a job is waited for that is adopted: its daemon is watched for a lease, and then all of it is fetched.
@@ -166,11 +167,11 @@ pub struct QuotaCommand {
     /// Seconds of slots, of which those used count less and less
     #[arg(long, value_name = "N", requires = "name")]
     cpu_seconds: Option<u64>,
-    /// Bytes of memory at the same time
-    #[arg(long, value_name = "BYTES", requires = "name")]
+    /// Memory at the same time, in bytes or with K, M or G
+    #[arg(long, value_name = "SIZE", value_parser = size, requires = "name")]
     memory: Option<u64>,
-    /// Bytes of checkpoints
-    #[arg(long, value_name = "BYTES", requires = "name")]
+    /// What their checkpoints take, in bytes or with K, M or G
+    #[arg(long, value_name = "SIZE", value_parser = size, requires = "name")]
     images: Option<u64>,
     /// Print failures as an object, too: quotas always are one
     #[arg(long)]
