@@ -100,10 +100,13 @@ pub fn run(form: Form, args: &[OsString]) -> Result<ExitCode, Failure> {
             Some("--json") => as_json = true,
             Some("--no-images") if form == Form::Audit => has_images = false,
             Some("--restarts") if form == Form::Audit => restarts = true,
-            Some("--help" | "-h") => {
+            Some(word @ ("--help" | "-h")) => {
                 let name = if form == Form::Plan { "plan" } else { "audit" };
                 for mut command in commands().filter(|command| command.get_name() == name) {
-                    print!("{}", command.render_help());
+                    let short = word == "-h";
+                    let page =
+                        if short { command.render_help() } else { command.render_long_help() };
+                    print!("{page}");
                 }
                 return Ok(ExitCode::SUCCESS);
             }

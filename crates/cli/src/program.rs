@@ -278,6 +278,11 @@ fn perform(
         check_words(name, command, words, found, &settings)?;
         return without_images(command, complete(command, settings, found)?, words);
     }
+    // The kernel ends all tasks of a pid namespace with its first process, as `unshare --pid --fork` makes this one.
+    if command == Command::Restore && settings.detached && rustix::process::getpid().is_init() {
+        let text = "this is the first process of its pid namespace, with which the tasks would end";
+        return Err(Failure::invalid(text).hint("restore them without --restore-detached"));
+    }
     let mut settings = prepare(name, command, settings, words, found)?;
     let result = in_images(name, command, &mut settings);
     if result.is_err() && log::get().is_file() {

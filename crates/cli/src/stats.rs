@@ -1,6 +1,8 @@
 //! What a command has done, in figures: for a person (`--display-stats`), for programs (`--json`), and
 //! for the daemon of a worker.
 
+use std::io::Write as _;
+
 use torpor_engine::{ADVICE, DumpReport, RestoreReport};
 use torpor_images::proto::{DumpStatsEntry, RestoreStatsEntry};
 use torpor_worker::{Outcome, Report};
@@ -60,10 +62,10 @@ impl Statistics for Freed {
     }
 }
 
-/// Prints what was done, as it is asked for.
+/// Prints what was done, as it is asked for. It stays done where that cannot be written, and the exit status says so.
 pub fn display(settings: &Settings, of: &impl Statistics) {
     if settings.display_stats && !settings.json {
-        of.lines().iter().for_each(|line| println!("{line}"));
+        let _ = writeln!(std::io::stdout(), "{}", of.lines().join("\n"));
     }
     done(settings, || of.report());
 }

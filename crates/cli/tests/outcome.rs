@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::fs::File;
 use std::process::{Command, Output};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -11,7 +12,7 @@ use serde_json::Value;
 mod refusals;
 mod sleeper;
 
-use sleeper::{Sleeper, wait_until};
+use sleeper::{Sleeper, criu, wait_until};
 
 /// The one object that a command has printed.
 fn object(output: &Output) -> Value {
@@ -244,6 +245,35 @@ fn every_other_command_takes_json() {
         let else_what = NOT_FOR_PROGRAMS.contains(&name.as_str());
         assert!(takes != else_what, "{name} takes --json: {takes}");
     }
+}
+
+/// A status that says otherwise would have tasks restored that run already.
+#[test]
+fn what_was_done_stays_done_where_nobody_can_read_it() {
+    let full = || File::options().write(true).open("/dev/full").unwrap();
+    for word in ["--display-stats", "--json"] {
+        let task = Sleeper::start();
+        let pid = task.pid.to_string();
+        let mut dump = criu(&["dump", "-R", "-t", &pid, "-D", task.images(), word]);
+        assert!(dump.stdout(full()).status().unwrap().success(), "{word}");
+        task.put_to_sleep(&[]);
+        let status = task.restore(&[word, "-d"]).stdout(full()).status().unwrap();
+        assert!(status.success() && task.lives(), "{word}");
+    }
+}
+
+/// By then a lazy dump would have ended its tasks, too.
+#[test]
+fn nothing_is_restored_that_would_end_at_once() {
+    let task = Sleeper::start();
+    task.put_to_sleep(&[]);
+    let mut first = Command::new("unshare");
+    first.args(["--pid", "--fork", "--mount-proc", env!("CARGO_BIN_EXE_torpor")]);
+    first.args(["restore", "--json", "-d", "-D", task.images()]).env("HOME", "/nonexistent");
+    let output = first.env_remove("CRIU_CONFIG_FILE").output().unwrap();
+    let refused = object(&output);
+    assert!(!output.status.success() && refused["class"] == "usage", "{refused}");
+    assert!(refused["text"].as_str().unwrap().contains("first process"), "{refused}");
 }
 
 #[test]

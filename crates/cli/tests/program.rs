@@ -64,6 +64,13 @@ fn help() {
         let output = run("torpor", &args);
         assert!(output.status.success() && out(&output).contains("Commands:"), "{args:?}");
     }
+    // `-h` is brief, and says that there is more.
+    for form in ["audit", "plan"] {
+        let page = |word| out(&run("torpor", &["image", form, word]));
+        let (brief, whole) = (page("-h"), page("--help"));
+        assert!(brief.contains("see more with '--help'") && whole.len() > brief.len(), "{whole}");
+        assert!(!whole.contains("see more with"), "{whole}");
+    }
     let output = run("torpor", &["help", "cpuinfo", "check"]);
     assert!(out(&output).contains("Usage: torpor cpuinfo check"), "{}", out(&output));
     let nonsense = run("torpor", &["help", "nonsense"]);
