@@ -75,7 +75,7 @@ pub struct MigrateCommand {
     /// How to move it (default: pipelined; a container of Podman by pre-copy)
     #[arg(long, value_name = "MODE", value_enum)]
     mode: Option<Mode>,
-    /// The number of the migration, for --cancel and --resolve (default: a random one)
+    /// The id of the migration, for --cancel and --resolve (default: a random one)
     #[arg(long, value_name = "ID")]
     id: Option<String>,
     /// End migration ID, if it has not come too far; it goes on here
@@ -208,7 +208,7 @@ pub struct AgentCommand {
 /// The subcommands of `torpor agent`.
 #[derive(Debug, Subcommand)]
 pub enum AgentSubcommand {
-    /// List the migrations that have come to an agent, and do
+    /// List the migrations that have come to an agent, and those on their way
     Status {
         /// The agent: unix:PATH or HOST:PORT
         agent: Address,

@@ -57,7 +57,7 @@ pub struct KeyFiles {
     /// Its key
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// The certificates of the authorities that the other host's is of
+    /// Certificates of authorities: that of the other host must come from one of them
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
 }
