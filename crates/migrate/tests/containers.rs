@@ -718,3 +718,17 @@ fn a_policy_counts_for_what_the_runtime_does_and_is_told() {
         wait_until("both tidy up", || here.is_clean() && there.is_clean());
     }
 }
+
+/// An upgrade puts a newer program in its place, and the agent goes on.
+#[test]
+fn an_agent_works_whose_program_is_removed() {
+    let container = Container::start(|_| {});
+    let program = container.dir.path().join("torpor");
+    let copy = format!("cp \"$0\" {0} && exec {0} \"$@\"", program.display());
+    let (here, mut there) = (Host::new(), Host::apart(&["sh", "-c", &copy]));
+    there.options = vec!["--runtime-root".to_owned(), container.roots[1].display().to_string()];
+    there.start_agent();
+    fs::remove_file(&program).unwrap();
+    container.moves(&here, "pipelined", &there.address).unwrap();
+    container.goes_on();
+}

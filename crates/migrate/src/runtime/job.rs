@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -286,9 +286,12 @@ fn warnings(log: &str) -> impl Iterator<Item = &str> {
     warned.filter_map(|line| Some(line.split_once("): ")?.1)).take(MAX_WARNINGS)
 }
 
-/// This program's file.
+/// A path to this program for those that it starts, also when its file was removed or replaced: a newer one may not suit what goes on here.
 pub(super) fn own() -> Result<PathBuf> {
-    fs::read_link(SELF).context(|| SELF.to_owned())
+    let look = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
+    let path = fs::read_link(SELF).context(|| SELF.to_owned())?;
+    let is_there = look(&path).ok() == Some(look(Path::new(SELF)).context(|| SELF.to_owned())?);
+    Ok(if is_there { path } else { format!("/proc/{}/exe", std::process::id()).into() })
 }
 
 /// PATH, with a directory before all others.
