@@ -339,11 +339,15 @@ pub fn attributes_shown(file: impl AsFd) -> Result<(Attributes, KeptBack)> {
     shown_by(list, |name, value| fgetxattr(&file, name, spare_capacity(value)))
 }
 
-/// The same of what is open without effect (`O_PATH`), of whatever kind it is.
+/// The same, also of what is open without effect (`O_PATH`), of whatever kind it is.
 ///
 /// # Errors
 /// As [`attributes_shown`].
-pub fn attributes_of_any(file: &impl AsRawFd) -> Result<(Attributes, KeptBack)> {
+pub fn attributes_of_any(file: &(impl AsFd + AsRawFd)) -> Result<(Attributes, KeptBack)> {
+    match attributes_shown(file) {
+        Err(Errno::BADF) => {}
+        shown => return shown,
+    }
     let path = by_descriptor(file);
     let list = |names: &mut Vec<u8>| listxattr(&path, spare_capacity(names));
     shown_by(list, |name, value| getxattr(&path, name, spare_capacity(value)))
@@ -360,9 +364,11 @@ fn shown_by(
         Err(errno) => return Err(errno),
     }
     let (mut shown, mut kept_back) = (Vec::new(), Vec::new());
-    let mut value = Vec::with_capacity(MAX_ATTRIBUTE);
+    let mut value = Vec::new();
     for name in names.split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
         value.clear();
+        // Most files have none.
+        value.reserve(MAX_ATTRIBUTE);
         match get(name, &mut value) {
             Ok(_) => shown.push((name.to_vec(), value.clone())),
             Err(Errno::NODATA) => {}
