@@ -637,9 +637,8 @@ fn a_restore_that_is_killed_leaves_no_names() {
     task.kill();
 }
 
-/// Its name was there for the first restore.
-#[test]
-fn a_second_restore_with_a_file_of_a_given_name_says_why_it_fails() {
+/// A task with a file of two names, `gone` that was removed and `other`, to which the dump has given a name in the directory.
+fn asleep_with_a_given_name() -> (tempfile::TempDir, Sleeper) {
     let dir = tempfile::tempdir().unwrap();
     let (gone, other) = (dir.path().join("gone"), dir.path().join("other"));
     let file = fs::File::create(&gone).unwrap();
@@ -647,6 +646,14 @@ fn a_second_restore_with_a_file_of_a_given_name_says_why_it_fails() {
     fs::remove_file(&gone).unwrap();
     let task = Sleeper::start_with(&["sleep", "1000"], file.into());
     task.put_to_sleep(&["--link-remap"]);
+    (dir, task)
+}
+
+/// Its name was there for the first restore.
+#[test]
+fn a_second_restore_with_a_file_of_a_given_name_says_why_it_fails() {
+    let (dir, task) = asleep_with_a_given_name();
+    let gone = dir.path().join("gone");
     assert!(task.restore(&["-d"]).status().unwrap().success(), "{}", task.log("restore.log"));
     task.kill();
     wait_until(|| !Path::new(&format!("/proc/{}", task.pid)).exists());
@@ -658,13 +665,7 @@ fn a_second_restore_with_a_file_of_a_given_name_says_why_it_fails() {
 /// Those of others could name what belongs to another checkpoint.
 #[test]
 fn only_images_of_this_host_have_names_removed_outside() {
-    let dir = tempfile::tempdir().unwrap();
-    let (gone, other) = (dir.path().join("gone"), dir.path().join("other"));
-    let file = fs::File::create(&gone).unwrap();
-    fs::hard_link(&gone, other).unwrap();
-    fs::remove_file(&gone).unwrap();
-    let task = Sleeper::start_with(&["sleep", "1000"], file.into());
-    task.put_to_sleep(&["--link-remap"]);
+    let (dir, task) = asleep_with_a_given_name();
     let changed = dir.path().join("changed");
     fs::create_dir(&changed).unwrap();
     for image in fs::read_dir(task.images()).unwrap().map(Result::unwrap) {

@@ -451,15 +451,21 @@ fn daemon_on(disk: &Disk, config: &Value) -> (Daemon, std::path::PathBuf) {
     (daemon, jobs)
 }
 
-/// What is acknowledged is on disk: what cannot be written there is not done, and fails.
-#[test]
-fn nothing_is_acknowledged_that_cannot_be_kept() {
+/// A daemon whose state is on a disk that is soon full.
+fn on_a_small_disk() -> (Disk, Daemon) {
     let disk = Disk::of("24m");
     let mut daemon = Daemon::start(&[]);
     daemon.kill();
     std::fs::remove_dir_all(daemon.data()).unwrap();
     std::os::unix::fs::symlink(disk.0.path(), daemon.data()).unwrap();
     daemon.launch();
+    (disk, daemon)
+}
+
+/// What is acknowledged is on disk: what cannot be written there is not done, and fails.
+#[test]
+fn nothing_is_acknowledged_that_cannot_be_kept() {
+    let (disk, mut daemon) = on_a_small_disk();
     let script = "echo begun; exec sleep 1000";
     let id = daemon.submit(&["--retries", "3"], &["sh", "-c", script]);
     let over = daemon.submit(&[], &["true"]);
@@ -500,12 +506,7 @@ fn nothing_is_acknowledged_that_cannot_be_kept() {
 /// Where little can be written, and not all, nothing is done of which it is said that it has failed.
 #[test]
 fn what_is_not_acknowledged_is_not_done() {
-    let disk = Disk::of("24m");
-    let mut daemon = Daemon::start(&[]);
-    daemon.kill();
-    std::fs::remove_dir_all(daemon.data()).unwrap();
-    std::os::unix::fs::symlink(disk.0.path(), daemon.data()).unwrap();
-    daemon.launch();
+    let (disk, daemon) = on_a_small_disk();
     let go = daemon.dir.path().join("go");
     let script =
         "trap 'echo told' TERM; echo begun; until [ -e $0 ]; do sleep 0.02; done; echo end";

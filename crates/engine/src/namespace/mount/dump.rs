@@ -76,7 +76,8 @@ impl Unsaved {
     }
 }
 
-/// Saves files in memory in a thread of its own while `copy` copies pages, which go out meanwhile. The tasks stand still until both are done, or one has failed: the other one ends early then.
+/// Saves files in memory in a thread of its own while `copy` copies pages, which go out meanwhile. The tasks stand still
+/// until both are done, or one has failed: the other one ends early then.
 ///
 /// # Errors
 /// As [`Unsaved::save`]; those of `copy`. The first of them.
